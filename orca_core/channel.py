@@ -1,0 +1,148 @@
+"""One request's way out of the engine: written by the loop thread, read by one reader, in a thread or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from orca_core.errors import OrcaError
+from orca_core.types import GenerationChunk, merge_chunks
+
+
+class Channel:
+    """The chunks of one request, in order; whoever reads late gets them coalesced into one.
+
+    Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's ``OrcaError``.
+    ``close`` by the reader cancels a request that has not ended; a channel is never shared between readers.
+    """
+
+    def __init__(self, request_id: str, on_close: Callable[[str], object]) -> None:
+        self.request_id = request_id
+        self._on_close = on_close
+        self._ready = threading.Condition()
+        self._pending: list[GenerationChunk] = []
+        self._error: OrcaError | None = None
+        self._ended = False  # the writer has said its last word
+        self._read_out = False  # the reader has seen the last word
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+
+    # ---- the loop thread's side
+
+    def put(self, chunk: GenerationChunk) -> asyncio.AbstractEventLoop | None:
+        """Append a chunk; returns the event loop that must be told (see ``wake``), if the reader waits on one."""
+        with self._ready:
+            if not self._ended:
+                self._pending.append(chunk)
+                self._ended = chunk.finish_reason is not None
+            return self._notify()
+
+    def fail(self, error: OrcaError) -> asyncio.AbstractEventLoop | None:
+        """End the request with an error; chunks before it are still delivered. Returns as ``put``."""
+        with self._ready:
+            if not self._ended:
+                self._error = error
+                self._ended = True
+            return self._notify()
+
+    def _notify(self) -> asyncio.AbstractEventLoop | None:
+        self._ready.notify_all()
+        return self._loop
+
+    def wake(self) -> None:
+        """On the reader's event loop: let it look again."""
+        if self._wake is not None:
+            self._wake.set()
+
+    @property
+    def backlog(self) -> int:
+        """Tokens written and not read yet."""
+        with self._ready:
+            return sum(len(chunk.token_ids) for chunk in self._pending)
+
+    # ---- the reader's side
+
+    def _take(self) -> GenerationChunk | None:
+        """What is pending, as one chunk; ``None`` where the reader must wait. Called with the lock held."""
+        if self._pending:
+            chunk = merge_chunks(self._pending)
+            self._pending.clear()
+            self._read_out = chunk.finish_reason is not None
+            return chunk
+        if self._error is not None:
+            self._read_out = True
+            raise self._error
+        return None
+
+    def __iter__(self) -> Iterator[GenerationChunk]:
+        return self
+
+    def __next__(self) -> GenerationChunk:
+        """Block until there is a chunk."""
+        with self._ready:
+            while not self._read_out:
+                chunk = self._take()
+                if chunk is not None:
+                    return chunk
+                self._ready.wait()
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        return self
+
+    async def __anext__(self) -> GenerationChunk:
+        """Wait on the running event loop until there is a chunk."""
+        while not self._read_out:
+            with self._ready:
+                chunk = self._take()
+                if chunk is not None:
+                    return chunk
+                if self._wake is None:
+                    self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+                self._wake.clear()
+            await self._wake.wait()
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """The reader leaves. Cancels the request if it has not ended. Idempotent, never blocks."""
+        with self._ready:
+            ended, self._ended, self._read_out = self._ended, True, True
+            self._pending.clear()
+            self._loop = None
+        if not ended:
+            self._on_close(self.request_id)
+
+
+class Outbox:
+    """Collects what one iteration has to say, so that each event loop is woken once an iteration, not once a token."""
+
+    def __init__(self) -> None:
+        self._to_wake: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
+
+    def put(self, channel: Channel, chunk: GenerationChunk) -> None:
+        """Hand a chunk to a channel."""
+        self._remember(channel, channel.put(chunk))
+
+    def fail(self, channel: Channel, error: OrcaError) -> None:
+        """End a channel with an error."""
+        self._remember(channel, channel.fail(error))
+
+    def _remember(self, channel: Channel, loop: asyncio.AbstractEventLoop | None) -> None:
+        if loop is not None:
+            self._to_wake.setdefault(loop, []).append(channel)
+
+    def flush(self) -> None:
+        """Wake every event loop that has something to read."""
+        for loop, channels in self._to_wake.items():
+            try:
+                loop.call_soon_threadsafe(_wake_all, channels)
+            except RuntimeError:  # that event loop is closed: its readers are gone and will never close their channels
+                for channel in channels:
+                    channel.close()
+        self._to_wake = {}
+
+
+def _wake_all(channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.wake()

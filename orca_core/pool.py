@@ -1,0 +1,85 @@
+"""Every unfinished request of an engine, in arrival order (Orca figure 4: the request pool)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from orca_core.errors import InvariantError
+from orca_core.request import Request, RequestState
+
+
+class RequestPool:
+    """Requests by id, waiting and running apart, each in arrival order. Used by the loop thread alone."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._running: OrderedDict[str, Request] = OrderedDict()
+        self._queued_slots = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Running first; within each group by arrival, which is one arrival order since admission is FCFS."""
+        yield from self._running.values()
+        yield from self._waiting.values()
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests not admitted yet."""
+        return len(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        """Admitted requests."""
+        return len(self._running)
+
+    @property
+    def queued_slots(self) -> int:
+        """Total demand of the waiting requests."""
+        return self._queued_slots
+
+    def waiting(self) -> Iterator[Request]:
+        """Waiting requests, oldest first."""
+        return iter(self._waiting.values())
+
+    def running(self) -> Iterator[Request]:
+        """Running requests, oldest first."""
+        return iter(self._running.values())
+
+    def get(self, request_id: str) -> Request | None:
+        """The unfinished request of that id."""
+        return self._running.get(request_id) or self._waiting.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Append a new request to the end of the waiting line."""
+        if self.get(request.request_id) is not None:
+            raise InvariantError(f"request {request.request_id} is in the pool already")
+        self._waiting[request.request_id] = request
+        self._queued_slots += request.total_tokens
+
+    def admit(self, request: Request, now: float) -> None:
+        """Move a request from the waiting line to the running ones."""
+        del self._waiting[request.request_id]
+        self._queued_slots -= request.total_tokens
+        request.admit(now)
+        self._running[request.request_id] = request
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, whatever state it is in."""
+        if self._running.pop(request.request_id, None) is None:
+            del self._waiting[request.request_id]
+            self._queued_slots -= request.total_tokens
+        request.finish()
+
+    def check_integrity(self, *, idle: bool = False) -> None:
+        """Audit the pool. Raises ``InvariantError``."""
+        if any(r.state is not RequestState.WAITING for r in self._waiting.values()):
+            raise InvariantError("a request in the waiting line is not waiting")
+        if any(r.state is not RequestState.RUNNING for r in self._running.values()):
+            raise InvariantError("a request among the running ones is not running")
+        if self._queued_slots != sum(r.total_tokens for r in self._waiting.values()):
+            raise InvariantError("queued_slots differs from the demand of the waiting requests")
+        if idle and len(self):
+            raise InvariantError(f"idle, but {len(self)} requests are in the pool")

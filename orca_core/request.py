@@ -1,0 +1,111 @@
+"""The mutable state of one generation, with guarded transitions."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from orca_core.errors import InvariantError
+from orca_core.types import GenerationRequest
+
+
+class RequestState(Enum):
+    """Stored lifecycle. Whether a running request is in initiation or increment is derived, never stored."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """One generation inside an engine (Orca figure 4: an entry of the request pool).
+
+    Owned by the loop thread. ``arrived_at``, ``deadline``: seconds on the engine's clock. ``token_ids`` holds prompt and
+    output; ``n_computed`` of them have their K and V in the pool. The newest output token is never computed yet.
+    """
+
+    __slots__ = (
+        "admitted_at", "arrived_at", "deadline", "first_token_at", "n_computed", "spec", "state", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, spec: GenerationRequest, arrived_at: float) -> None:
+        self.spec = spec
+        self.state = RequestState.WAITING
+        self.token_ids: list[int] = list(spec.token_ids)
+        self.n_computed = 0
+        self.arrived_at = arrived_at
+        self.deadline = None if spec.timeout_s is None else arrived_at + spec.timeout_s
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Unique id given by whoever submitted the request."""
+        return self.spec.request_id
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.spec.token_ids)
+
+    @property
+    def n_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.n_prompt_tokens
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The generated tokens, oldest first. A copy."""
+        return self.token_ids[self.n_prompt_tokens :]
+
+    @property
+    def total_tokens(self) -> int:
+        """The demand, in slots: prompt + ``max_new_tokens``."""
+        return self.spec.total_tokens
+
+    @property
+    def n_uncomputed(self) -> int:
+        """Known tokens whose K and V are not in the pool yet: 1 in an increment, more during initiation."""
+        return len(self.token_ids) - self.n_computed
+
+    @property
+    def in_initiation(self) -> bool:
+        """True until the whole prompt is computed (Orca: initiation phase)."""
+        return self.n_computed < self.n_prompt_tokens
+
+    def admit(self, now: float) -> None:
+        """WAITING -> RUNNING, when its slots were reserved."""
+        self._move(RequestState.WAITING, RequestState.RUNNING)
+        self.admitted_at = now
+
+    def advance(self, n_tokens: int) -> None:
+        """``n_tokens`` more of the known tokens now have their K and V in the pool."""
+        if self.state is not RequestState.RUNNING or not 0 < n_tokens <= self.n_uncomputed:
+            raise InvariantError(f"request {self.request_id} advanced by {n_tokens} in {self.state.value}")
+        self.n_computed += n_tokens
+
+    def append(self, token_id: int, now: float) -> None:
+        """Add the token sampled from the last computed position."""
+        if self.state is not RequestState.RUNNING or self.n_uncomputed != 0:
+            raise InvariantError(f"request {self.request_id} got a token while {self.n_uncomputed} are uncomputed")
+        if self.n_output_tokens >= self.spec.max_new_tokens:
+            raise InvariantError(f"request {self.request_id} would outgrow its reservation")
+        self.token_ids.append(token_id)
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def finish(self) -> None:
+        """Anything but FINISHED -> FINISHED."""
+        if self.state is RequestState.FINISHED:
+            raise InvariantError(f"request {self.request_id} finished twice")
+        self.state = RequestState.FINISHED
+
+    def _move(self, old: RequestState, new: RequestState) -> None:
+        if self.state is not old:
+            raise InvariantError(f"request {self.request_id} is {self.state.value}, not {old.value}")
+        self.state = new
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.state.value}, prompt={self.n_prompt_tokens}, "
+            f"output={self.n_output_tokens}, computed={self.n_computed})"
+        )
