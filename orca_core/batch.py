@@ -45,7 +45,7 @@ class Span:
 class Batch:
     """The flat batch of selective batching (Orca section 3.2): everything but attention sees one ``[n_tokens]`` tensor.
 
-    ``tokens``, ``positions``, ``slots``: int64 ``[n_tokens]`` on the device; ``slots`` says where each row's K and V go.
+    ``tokens``, ``positions``, ``slots``: int64 ``[n_tokens]`` on the device; ``slots``: where each row's K and V go.
     ``sample_rows``: int64, the rows from which a token is sampled, in the order of the spans that sample.
     """
 

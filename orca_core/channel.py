@@ -1,4 +1,4 @@
-"""One request's way out of the engine: written by the loop thread, read by one reader, in a thread or on an event loop."""
+"""One request's way out of the engine: written by the loop thread, read in another thread or on an event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orca_core.types import GenerationChunk, merge_chunks
 class Channel:
     """The chunks of one request, in order; whoever reads late gets them coalesced into one.
 
-    Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's ``OrcaError``.
+    Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's error.
     ``close`` by the reader cancels a request that has not ended; a channel is never shared between readers.
     """
 

@@ -1,4 +1,4 @@
-"""Configuration of one engine: a frozen, validated value. What is measured later (``n_slots``) is a different object."""
+"""Configuration of one engine: a frozen, validated value. What is measured later is a different object."""
 
 from __future__ import annotations
 
@@ -54,24 +54,25 @@ class EngineConfig:
     progress_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("model", "must not be empty")
-        if self.dtype not in _DTYPES:
-            raise ConfigError("dtype", f"must be one of {', '.join(_DTYPES)}")
-        if self.device not in _DEVICES:
-            raise ConfigError("device", f"must be one of {', '.join(_DEVICES)}")
+        self._check("model", bool(self.model), "must not be empty")
+        self._check_choice("dtype", _DTYPES)
+        self._check_choice("device", _DEVICES)
         for name in ("max_batch_size", "max_batch_tokens", "block_size", "max_stream_backlog"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, "must be at least 1")
+            self._check(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("n_slots", "max_model_len", "max_kv_bytes", "threads"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(name, "must be at least 1, or left out")
-        if self.max_batch_tokens < self.max_batch_size:
-            raise ConfigError("max_batch_tokens", f"must be at least max_batch_size ({self.max_batch_size})")
+            self._check(name, value is None or value >= 1, "must be at least 1, or left out")
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1.0:
-                raise ConfigError(name, "must be above 0 and at most 1")
-        if not self.progress_timeout_s > 0:
-            raise ConfigError("progress_timeout_s", "must be above 0")
+            self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")
+        enough = self.max_batch_tokens >= self.max_batch_size
+        self._check("max_batch_tokens", enough, f"must be at least max_batch_size ({self.max_batch_size})")
+        self._check("progress_timeout_s", self.progress_timeout_s > 0, "must be above 0")
+
+    def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
+        self._check(name, getattr(self, name) in choices, f"must be one of {', '.join(choices)}")
+
+    @staticmethod
+    def _check(name: str, ok: bool, reason: str) -> None:
+        if not ok:
+            raise ConfigError(name, reason)

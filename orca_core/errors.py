@@ -141,7 +141,7 @@ class InsufficientMemoryError(OrcaError):
         mib = 1024 * 1024
         return (
             f"{self.device} has {self.available_bytes / mib:.0f} MiB left for K/V but at least "
-            f"{self.needed_bytes / mib:.0f} MiB are needed; free memory, lower max_model_len or raise memory_utilization"
+            f"{self.needed_bytes / mib:.0f} MiB are needed; free memory or raise memory_utilization"
         )
 
 

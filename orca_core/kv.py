@@ -150,7 +150,7 @@ class KVManager:
         held = [block for holding in self._held.values() for block in holding.blocks]
         every = held + self._free
         if len(every) != self.n_blocks or len(set(every)) != self.n_blocks:
-            raise InvariantError(f"{len(held)} held + {len(self._free)} free blocks are not the {self.n_blocks} there are")
+            raise InvariantError(f"{len(held)} held + {len(self._free)} free blocks, but {self.n_blocks} there are")
         reserved = sum(holding.n_reserved for holding in self._held.values())
         used = sum(holding.n_used for holding in self._held.values())
         if reserved != self._n_reserved or used != self._n_used:

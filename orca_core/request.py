@@ -19,7 +19,7 @@ class RequestState(Enum):
 class Request:
     """One generation inside an engine (Orca figure 4: an entry of the request pool).
 
-    Owned by the loop thread. ``arrived_at``, ``deadline``: seconds on the engine's clock. ``token_ids`` holds prompt and
+    Owned by the loop thread. ``arrived_at``, ``deadline``: seconds on the engine's clock. ``token_ids``: prompt and
     output; ``n_computed`` of them have their K and V in the pool. The newest output token is never computed yet.
     """
 

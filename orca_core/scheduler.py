@@ -1,7 +1,7 @@
 """Which requests take part in the next iteration: Algorithm 1 of the Orca paper, with a bound on the rows.
 
-The scheduler decides and only decides: it reads the pool, asks the ledger, touches no tensor and never raises. A request
-that cannot run is handed back with its error, and the others go on.
+The scheduler decides and only decides: it reads the pool, asks the ledger, touches no tensor and never raises. A
+request that cannot run is handed back with its error, and the others go on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Selection:
-    """The scheduler's answer: who computes how many tokens, and who can never run (still in the pool), with the error."""
+    """The scheduler's answer: who computes how many tokens; who can never run (still in the pool), and why."""
 
     chosen: list[Scheduled] = field(default_factory=list)
     rejected: list[tuple[Request, OrcaError]] = field(default_factory=list)

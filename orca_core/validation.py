@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Sequence
 
 from orca_core.errors import InvalidRequestError, RequestTooLargeError
-from orca_core.types import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, ModelInfo, SamplingParams
+from orca_core.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from orca_core.types import GenerationRequest, ModelInfo
 
 
 def make_request(
@@ -44,7 +45,7 @@ def make_request(
     return GenerationRequest(request_id, tuple(token_ids), wanted, seed, sampling, timeout_s)
 
 
-def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:
     """Every id is an int in ``[0, vocab_size)``."""
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:

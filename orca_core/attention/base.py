@@ -17,7 +17,7 @@ class AttentionBackend(Protocol):
         """Called once an iteration, before the first layer: build what all layers share (masks, tables)."""
 
     def attend(self, layer: int, q: torch.Tensor, pool: KVPool, batch: Batch, scale: float) -> torch.Tensor:
-        """Attention of ``q`` ``[n_tokens, n_heads, head_dim]`` over the pool; K and V of this batch are already written.
+        """Attention of ``q`` ``[n_tokens, n_heads, head_dim]`` over the pool; this batch's K and V are in it already.
 
         Grouped-query: query head h reads K/V head ``h // (n_heads // n_kv_heads)``. Returns the shape of ``q``.
         """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.builders import make_state
 
 from orca_core.errors import InvariantError
 from orca_core.pool import RequestPool
 from orca_core.request import RequestState
+from tests.core.builders import make_state
 
 
 def test_a_life() -> None:

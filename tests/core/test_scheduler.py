@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tests.core.builders import make_state
-
 from orca_core.errors import RequestTooLargeError
 from orca_core.kv import KVManager
 from orca_core.pool import RequestPool
 from orca_core.request import Request, RequestState
 from orca_core.scheduler import Scheduler, Selection
+from tests.core.builders import make_state
 
 
 def setup(n_slots: int = 64, max_batch_size: int = 4, max_batch_tokens: int = 32) -> tuple:  # type: ignore[type-arg]

@@ -1,0 +1,64 @@
+# The verbs of this project. `make help` lists them. Each sets up .venv first, which is silent when nothing is to do.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-unit test-e2e check lint format-check types imports architecture proto proto-check \
+        format bench clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Arguments go into ARGS, for example: make serve ARGS="--replicas 1", make test-unit ARGS="-k scheduler"'
+
+setup: ## make .venv and install what pyproject.toml and constraints.txt say
+	@$(PYTHON) tools/bootstrap.py
+
+# exec: the server takes the shell's place, so that make hands SIGTERM to it and not to a shell that would orphan it
+serve: setup ## start Ray, serve the embedded model on two replicas, stay in the foreground
+	@exec $(BIN)/orca-serve up $(ARGS)
+
+test: setup ## run all tests: unit, then end to end
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	$(BIN)/python -m pytest -m e2e $(ARGS)
+
+test-unit: setup ## run the tests that start no server
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+test-e2e: setup ## run the tests that start Ray
+	$(BIN)/python -m pytest -m e2e $(ARGS)
+
+check: lint format-check types imports architecture proto-check ## everything that reads the code without running it
+
+lint: setup ## ruff: style, docstrings, likely bugs
+	$(BIN)/ruff check .
+
+format-check: setup ## fail where `make format` would change a file
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy --strict on both packages
+	$(BIN)/mypy
+
+imports: setup ## import-linter: the layers, and who may import what
+	$(BIN)/lint-imports
+
+architecture: setup ## the project's own rules (tests/test_architecture.py)
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+proto: setup ## regenerate deployment/pb from proto/
+	$(BIN)/python tools/generate_proto.py
+
+proto-check: setup ## fail where deployment/pb is not what proto/ gives
+	$(BIN)/python tools/generate_proto.py --check
+
+format: setup ## let ruff rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## tokens per second of one engine on this machine
+	@exec $(BIN)/python -m bench.offline $(ARGS)
+
+clean: ## remove what was built or cached, .venv included
+	rm -rf .venv .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

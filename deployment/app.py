@@ -1,0 +1,92 @@
+"""``build(config)``: the application as Ray Serve runs it. The only file that names ``serve.deployment``.
+
+No ``from __future__ import annotations`` here: with it Serve cannot see the builder's type and hands it a plain dict.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from deployment.config import AppConfig
+from deployment.replica import ServedReplica
+from deployment.router import HeadroomRouter
+from deployment.served_ingress import ServedIngress
+
+UNLIMITED: Final = 100_000
+"""Ongoing requests Serve allows an actor: so many that slots are the limit, not Serve."""
+
+HEALTH_CHECK_PERIOD_S: Final = 5.0
+HEALTH_CHECK_TIMEOUT_S: Final = 30.0
+STALE_REPORTS: Final = 10.0
+"""A load report is no longer believed after that many report intervals."""
+
+
+def build(config: AppConfig) -> Application:
+    """The application of a config: an ingress in front of replicas with one engine each.
+
+    ``serve run``, ``serve deploy`` and KubeRay find it as ``deployment.app:build`` and parse ``args`` into
+    ``AppConfig``. A mapping is taken too. Raises ``ConfigError``.
+    """
+    given: object = config
+    parsed = given if isinstance(given, AppConfig) else AppConfig.parse(cast("Mapping[str, Any]", given))
+    replicas = serve.deployment(**replica_options(parsed))(ServedReplica).bind(parsed.engine_config())
+    ingress_class = serve.ingress()(ServedIngress)
+    return serve.deployment(**ingress_options(parsed))(ingress_class).bind(parsed, replicas)
+
+
+def replica_options(config: AppConfig) -> dict[str, Any]:
+    """How Serve runs the replicas."""
+    replicas = config.replicas
+    routing: dict[str, Any] = {
+        "request_router_class": HeadroomRouter,
+        "request_router_kwargs": {"stale_after_s": STALE_REPORTS * replicas.load_report_interval_s},
+        "request_routing_stats_period_s": replicas.load_report_interval_s,
+    }
+    return {
+        "name": "Replica",
+        "ray_actor_options": {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        "max_ongoing_requests": UNLIMITED,
+        "request_router_config": RequestRouterConfig(**routing),
+        **_life(config),
+        **_scale(config),
+    }
+
+
+def ingress_options(config: AppConfig) -> dict[str, Any]:
+    """How Serve runs the ingress."""
+    return {
+        "name": "Ingress",
+        "num_replicas": config.ingress.replicas,
+        "ray_actor_options": {"num_cpus": config.ingress.num_cpus},
+        "max_ongoing_requests": UNLIMITED,
+        **_life(config),
+    }
+
+
+def _life(config: AppConfig) -> dict[str, Any]:
+    return {
+        "graceful_shutdown_timeout_s": max(config.drain.timeout_s, 0.1),
+        "graceful_shutdown_wait_loop_s": min(0.2, max(config.drain.timeout_s, 0.1)),
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
+    }
+
+
+def _scale(config: AppConfig) -> Mapping[str, Any]:
+    replicas, scaling = config.replicas, config.autoscaling
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.max}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=replicas.min,
+            max_replicas=replicas.max,
+            initial_replicas=replicas.start,
+            # until a policy of our own reads queued slots: a full batch a replica
+            target_ongoing_requests=config.engine.max_batch_size * scaling.target_queued_slots_ratio,
+            upscale_delay_s=scaling.upscale_delay_s,
+            downscale_delay_s=scaling.downscale_delay_s,
+        )
+    }

@@ -1,0 +1,259 @@
+"""Starting and stopping what ``up`` runs: a Ray of its own (or a cluster that is there), Serve, the application.
+
+Imports Ray: the environment must be set before this module is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, redirect_stderr, suppress
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from deployment.cli.progress import Progress
+from deployment.serve_file import ServeFile
+from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
+from orca_core.source import resolve_source
+
+_POLL_S: Final = 0.2
+_REPLICAS: Final = "Replica"
+_FAILED: Final = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY, ApplicationStatus.NOT_STARTED)
+_HAPROXY_PORTS: Final = (
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
+_PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
+
+
+class Launcher:
+    """One run of ``up``. ``start`` to be ready, ``drain`` to let streams end, ``stop`` to leave nothing behind."""
+
+    def __init__(self, file: ServeFile, address: str | None, dashboard: bool) -> None:
+        self._file = file
+        self._address = address
+        self._dashboard = dashboard
+        self._temp_dir: str | None = None
+        self._deployed = False
+        extra = set(file.document["applications"][0]) - _PLAIN_KEYS
+        if extra:
+            reason = "is not taken by `up`; use `serve deploy`"
+            raise ConfigError(f"applications.0.{min(extra)}", reason)
+
+    @property
+    def model_id(self) -> str:
+        """What clients call the model."""
+        return self._file.app.model.id
+
+    def start(self, rearm_signals: Callable[[], None]) -> None:
+        """Start Ray and Serve, deploy, and wait until the application runs.
+
+        ``rearm_signals`` is called when Ray, which sets handlers of its own, has started. Raises ``OrcaError`` with one
+        line that says what failed.
+        """
+        with Progress() as progress:
+            if self._address is None:
+                self._check_ports()
+                progress.say(f"looking for model {self.model_id}")
+                resolve_source(self._file.app.model.source, self._file.app.model.revision)
+            progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
+            self._start_ray()
+            rearm_signals()
+            self._check_room()
+            progress.say("starting Ray Serve")
+            self._start_serve()
+            rearm_signals()
+            self._deploy(progress)
+
+    def drain(self) -> None:
+        """Take no new request, and wait until open streams have ended or the drain time is over."""
+        if self._deployed:
+            self._deployed = False
+            serve.delete(self._file.app_name)
+
+    def stop(self) -> None:
+        """End everything this run started. Of a cluster it joined, the application alone."""
+        # Ray prints what it thinks of actors that end while it waits for them
+        with redirect_stderr(io.StringIO()):
+            if ray.is_initialized():
+                with suppress(Exception):
+                    if self._address is None:
+                        serve.shutdown()  # type: ignore[no-untyped-call]
+                    elif self._deployed:
+                        serve.delete(self._file.app_name)
+                ray.shutdown()
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            self._temp_dir = None
+
+    def _start_ray(self) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "serve"}
+        for name in ("ray", "ray.serve"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        if self._address is not None:
+            try:
+                ray.init(address=self._address, **quiet)
+            except Exception as error:
+                raise UnavailableError(f"cannot join Ray at {self._address}: {_first_line(error)}") from None
+            return
+        # unix sockets live in it, and their paths have at most 107 bytes
+        self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
+        for name, value in _haproxy_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
+            os.environ.setdefault(name, value)
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=self._dashboard,
+                num_cpus=self._local_cpus(),
+                _temp_dir=self._temp_dir,
+                **quiet,
+            )
+        except Exception as error:
+            raise UnavailableError(f"cannot start Ray: {_first_line(error)}") from None
+
+    def _local_cpus(self) -> int:
+        """Ray's count of CPUs: at least what the config asks for; a small machine may run more replicas than cores."""
+        app = self._file.app
+        wanted = app.replicas.max * app.replicas.num_cpus + app.ingress.replicas * app.ingress.num_cpus
+        return max(os.cpu_count() or 1, int(wanted) + 1)
+
+    def _check_room(self) -> None:
+        """A replica that fits on no machine would be waited for in silence."""
+        if self._address is not None:
+            return  # a cluster may grow
+        replicas = self._file.app.replicas
+        needed, there = replicas.start * replicas.num_gpus, ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+        if needed > there:
+            reason = f"{replicas.start} replicas need {needed:g} GPUs; this machine has {there:g}"
+            raise ConfigError("replicas.num_gpus", reason)
+
+    def _start_serve(self) -> None:
+        document = self._file.document
+        http_options = {**(document.get("http_options") or {}), "host": self._file.host, "port": self._file.http_port}
+        grpc_options = {**(document.get("grpc_options") or {}), "port": self._file.grpc_port}
+        try:
+            serve.start(
+                proxy_location=document.get("proxy_location", "HeadOnly" if self._address is None else "EveryNode"),
+                http_options=http_options,
+                grpc_options=grpc_options,
+                logging_config={"log_level": "INFO", "enable_access_log": False},
+            )
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            alarms = [line for line in lines if line.startswith("[ALERT]")]  # HAProxy's word for why it ended
+            reason = (alarms or lines[-1:] or [type(error).__name__])[0]
+            raise UnavailableError(f"cannot start Ray Serve: {reason}") from None
+
+    def _deploy(self, progress: Progress) -> None:
+        from deployment.app import build
+
+        application = self._file.document["applications"][0]
+        target = serve.RunTarget(
+            target=build(self._file.app), name=self._file.app_name, route_prefix=application.get("route_prefix", "/")
+        )
+        self._deployed = True
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        wanted = self._file.app.replicas.start
+        deadline = time.monotonic() + self._file.app.replicas.startup_timeout_s
+        while True:
+            overview = serve.status().applications.get(self._file.app_name)
+            if overview is not None:
+                if overview.status == ApplicationStatus.RUNNING:
+                    return self._wait_for_ports(deadline)
+                cause = _failure(overview)
+                if cause is not None:
+                    raise ModelLoadError(self._file.app.model.source, cause)
+                ready = _running(overview.deployments)
+                progress.say(f"loading model {self.model_id}, {ready}/{wanted} replicas ready")
+            if time.monotonic() > deadline:
+                raise UnavailableError("the replicas were not ready within replicas.startup_timeout_s")
+            time.sleep(_POLL_S)
+
+    def _wait_for_ports(self, deadline: float) -> None:
+        """The proxy learns of the application a moment after Serve calls it running."""
+        from deployment.client import OrcaClient
+
+        host = _reachable(self._file.host)
+        while time.monotonic() < deadline:
+            with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
+                client.model()
+                return
+            time.sleep(_POLL_S)
+        raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
+
+    def _check_ports(self) -> None:
+        for name, port in (("http_options.port", self._file.http_port), ("grpc_options.port", self._file.grpc_port)):
+            family = socket.AF_INET6 if ":" in self._file.host else socket.AF_INET
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self._file.host, port))
+                except OSError as error:
+                    reason = error.strerror or "cannot be bound"
+                    raise UnavailableError(f"{name}: {self._file.host}:{port}: {reason}") from None
+
+
+def _haproxy_environment(folder: str, drain_s: float) -> dict[str, str]:
+    """Ports and files of this run's HAProxy: by default every Serve of a host wants the same.
+
+    ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
+    """
+    ports = _free_ports(len(_HAPROXY_PORTS))
+    home = f"{folder}/haproxy"
+    return {
+        **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{home}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{home}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{home}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": home,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """TCP ports nobody listens on now, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _running(deployments: Mapping[str, Any]) -> int:
+    """Replicas that have loaded their model."""
+    overview = deployments.get(_REPLICAS)
+    return 0 if overview is None else int(overview.replica_states.get("RUNNING", 0))
+
+
+def _failure(overview: Any) -> str | None:
+    """The one line that says why an application cannot start; ``None`` while it may."""
+    messages = [overview.message, *(deployment.message for deployment in overview.deployments.values())]
+    for message in messages:
+        for line in reversed(message.splitlines()):
+            name, _, reason = str(line).strip().partition(": ")
+            if name.startswith("orca_core.errors.") and reason:
+                return reason
+    if overview.status in _FAILED:
+        lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+        return lines[-1] if lines else "the application failed to start"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104

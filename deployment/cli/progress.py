@@ -1,0 +1,42 @@
+"""What ``up`` shows while it starts: a spinner on a terminal, one line a step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+
+class Progress:
+    """Shows the newest step and the seconds since the start, on stderr."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._clock = clock
+        self._started_at = clock()
+        self._step = ""
+        self._spinner: Status | None = None
+
+    def say(self, step: str) -> None:
+        """The step that now runs. Saying it again refreshes the spinner's clock and prints nothing elsewhere."""
+        line = f"{step} ({self._clock() - self._started_at:.0f} s)"
+        if self._spinner is not None:
+            self._spinner.update(line)
+        elif step != self._step:
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._step = step
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._spinner = self._console.status("starting")
+            self._spinner.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None

@@ -1,0 +1,91 @@
+"""``orca-serve status``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from deployment.cli.prompting import Address, ApiKey
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from deployment.serving import ServiceStatus
+
+_REDRAW_S: Final = 1.0
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Redraw in place until Ctrl-C.")] = False,
+    address: Address = "127.0.0.1:9000",
+    api_key: ApiKey = None,
+) -> None:
+    """Replicas, slots, queue, headroom and rates."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from deployment.client import OrcaClient
+
+    with OrcaClient(address, api_key) as client:
+        now = client.status()
+        if not watch:
+            if as_json:
+                typer.echo(json.dumps(_body(now)))
+            else:
+                Console().print(_table(now, None, 0.0))
+            return
+        try:
+            if as_json:
+                while True:
+                    typer.echo(json.dumps(_body(now)))
+                    time.sleep(_REDRAW_S)
+                    now = client.status()
+            with Live(_table(now, None, 0.0), auto_refresh=False) as live:
+                seen_at = time.monotonic()
+                while True:
+                    time.sleep(_REDRAW_S)
+                    before, now = now, client.status()
+                    elapsed, seen_at = time.monotonic() - seen_at, time.monotonic()
+                    live.update(_table(now, before, elapsed), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _body(status: ServiceStatus) -> dict[str, Any]:
+    body = dataclasses.asdict(status)
+    for replica, source in zip(body["replicas"], status.replicas, strict=True):
+        replica["load"]["headroom"] = source.load.headroom
+    return body
+
+
+def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -> RenderableType:
+    """One row a replica. Rates need two readings ``elapsed_s`` seconds apart."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    state = "draining" if now.draining else "ready" if now.replicas else "no replica ready"
+    line = f"waiting {now.waiting_requests} requests, {now.waiting_slots} slots"
+    title = f"{now.model.model_id}  {state}  {line}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("replica", no_wrap=True)
+    for name in ("slots", "reserved", "used", "headroom", "queued", "running", "waiting", "tokens/s", "age s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    old = {} if before is None else {entry.replica: entry.load for entry in before.replicas}
+    for entry in now.replicas:
+        load, previous = entry.load, old.get(entry.replica)
+        rate = "-"
+        if previous is not None and elapsed_s > 0:
+            rate = f"{max(0, load.generated_tokens - previous.generated_tokens) / elapsed_s:.1f}"
+        table.add_row(
+            entry.replica,
+            *(str(n) for n in (load.n_slots, load.reserved_slots, load.used_slots, load.headroom, load.queued_slots)),
+            *(str(n) for n in (load.running, load.waiting)),
+            rate,
+            f"{entry.report_age_s:.1f}",
+        )
+    return table

@@ -1,0 +1,138 @@
+"""``orca-serve up``: from a config to a service in the foreground, and back to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from deployment.cli.launcher import Launcher
+    from deployment.serve_file import ServeFile
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+class _StopSignal(BaseException):
+    """A signal asked to stop. Not an ``Exception``, so that nothing on the way takes it for a failure."""
+
+
+Config = Annotated[str, typer.Argument(help="A Serve config file, or the name of a packaged one.")]
+Model = Annotated[str | None, typer.Option("--model", help="Model to serve, in place of the config's.")]
+Replicas = Annotated[int | None, typer.Option("--replicas", min=1, help="Number of replicas.")]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+HttpPort = Annotated[int | None, typer.Option("--http-port", min=1, max=65535, help="Port of the HTTP face.")]
+GrpcPort = Annotated[int | None, typer.Option("--grpc-port", min=1, max=65535, help="Port of the gRPC face.")]
+RayAddress = Annotated[str | None, typer.Option("--address", help="Join this Ray cluster; without it start one.")]
+ApiKeys = Annotated[str | None, typer.Option("--api-keys", help="File with one API key a line.")]
+PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
+Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
+
+
+def up(
+    config: Config = "local-cpu.yaml",
+    model: Model = None,
+    replicas: Replicas = None,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    address: RayAddress = None,
+    api_keys: ApiKeys = None,
+    plain_proxy: PlainProxy = False,
+    dashboard: Dashboard = False,
+) -> None:
+    """Deploy the service, stay in the foreground, drain on SIGINT or SIGTERM."""
+    _set_environment(plain_proxy)
+    from deployment.serve_file import load_serve_file
+
+    file = load_serve_file(config).with_overrides(
+        model=_absolute(model),
+        replicas=replicas,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        api_keys_file=api_keys,
+    )
+    from deployment.cli.launcher import Launcher
+
+    launcher = Launcher(file, address, dashboard)
+    _serve(launcher, file)
+
+
+def _serve(launcher: Launcher, file: ServeFile) -> None:
+    """Start, wait for a signal, drain. A second signal does not wait for open streams."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _handle_signals()
+    try:
+        try:
+            launcher.start(rearm_signals=_handle_signals)
+            typer.echo(_ready_line(file, launcher.model_id))
+            _say_next(file)
+            while True:
+                signal.pause()
+        except _StopSignal:
+            typer.echo(f"stopping: open streams may go on for {file.app.drain.timeout_s:g} s", err=True)
+            launcher.drain()
+    except _StopSignal:
+        typer.echo("stopping now", err=True)
+    finally:
+        for number in previous:
+            signal.signal(number, signal.SIG_IGN)
+        launcher.stop()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _handle_signals() -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _StopSignal
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def _absolute(model: str | None) -> str | None:
+    """A path as the replicas will see it: their working directory is not ours."""
+    if model is not None and Path(model).expanduser().exists():
+        return str(Path(model).expanduser().resolve())
+    return model
+
+
+def _set_environment(plain_proxy: bool) -> None:
+    """Ray reads these when it is imported. What the caller's environment says stays."""
+    fast = "0" if plain_proxy else "1"
+    defaults = {
+        "RAY_SERVE_ENABLE_HA_PROXY": fast,
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": fast,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_TRAIN_V2_ENABLED": "0",
+        "GLOG_minloglevel": "2",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    if plain_proxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "0"
+
+
+def _ready_line(file: ServeFile, model_id: str) -> str:
+    host = f"[{file.host}]" if ":" in file.host else file.host
+    return (
+        f"ready grpc={host}:{file.grpc_port} http=http://{host}:{file.http_port} model={model_id} "
+        f"replicas={file.app.replicas.start}"
+    )
+
+
+def _say_next(file: ServeFile) -> None:
+    host = "127.0.0.1" if file.host in ("0.0.0.0", "::") else file.host  # noqa: S104 - compared, not bound
+    address = "" if (host, file.grpc_port) == ("127.0.0.1", 9000) else f" --address {host}:{file.grpc_port}"
+    typer.echo(f'try:  orca-serve generate "Why is the sky blue?" --chat{address}', err=True)
+    typer.echo(f"      curl http://{host}:{file.http_port}/v1/models", err=True)
+    if not file.host.startswith(_LOOPBACK) and file.app.auth.api_keys_file is None:
+        typer.echo(f"warning: listening on {file.host} without API keys: whoever reaches it can use it", err=True)

@@ -1,0 +1,233 @@
+"""The gRPC face: RPCs to the methods of ``Service``, errors to statuses. Serve dispatches on the RPC's name."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from grpc_health.v1 import health_pb2
+
+from deployment.errors import grpc_status
+from deployment.grpc_messages import (
+    OUTCOMES,
+    call_from_pb,
+    chunk_to_pb,
+    model_to_pb,
+    result_to_pb,
+    status_to_pb,
+)
+from deployment.pb.orca.v1 import orca_pb2 as pb
+from deployment.pb.orca.v1 import orca_pb2_grpc
+from deployment.serving import Service
+from orca_core.errors import InvalidRequestError, NotFoundError
+
+SERVICE_NAME: Final = "orca.v1.OrcaService"
+TIMEOUT_KEY: Final = "orca-timeout-s"
+"""Metadata key with the seconds that are left of the client's deadline: Serve's context does not tell them."""
+
+_HEALTH_POLL_S: Final = 1.0
+_HEALTH_SERVICES: Final = ("", SERVICE_NAME)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+_M = TypeVar("_M")
+
+
+class RpcContext(Protocol):
+    """What we use of ``ray.serve.grpc_util.RayServegRPCContext``."""
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]:
+        """What the client sent."""
+        ...
+
+    def set_code(self, code: Any) -> None:
+        """Status of the RPC."""
+
+    def set_details(self, details: str) -> None:
+        """Message of the status."""
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
+        """Trailers of the RPC."""
+
+
+class Arrived(NamedTuple):
+    """A request of a streaming call, with the id of the process whose gRPC server read it."""
+
+    message: Any
+    process: int
+
+
+class RpcFailedError(Exception):
+    """Ends a stream whose status has been set on the context. Carries nothing: Serve logs it."""
+
+
+class GrpcMethods(Service):
+    """The RPCs, over the methods of ``Service``, which the class that inherits this one implements."""
+
+    async def Generate(  # noqa: N802
+        self, arrived: Arrived, grpc_context: RpcContext
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """Server streaming. Cancelling the call cancels the generation.
+
+        Where the gRPC server is in this process (direct ingress), a failed stream just ends: Serve sends the code, the
+        details and the trailers of the context. Through Serve's proxy a context travels only with a message or an
+        exception, and an exception takes the code and the details but not the trailers.
+        """
+        try:
+            call = call_from_pb(arrived.message, _timeout_s(grpc_context))
+            async with aclosing(self.generate(call)) as chunks:
+                async for served in chunks:
+                    yield chunk_to_pb(served)
+        except Exception as error:
+            _fail(grpc_context, error, arrived.message.request_id)
+            if arrived.process != os.getpid():
+                raise RpcFailedError from None
+
+    async def Complete(  # noqa: N802
+        self, request: pb.GenerateRequest, grpc_context: RpcContext
+    ) -> pb.CompleteResponse:
+        """Unary: the whole result. A client that leaves cancels the generation."""
+        try:
+            call = call_from_pb(request, _timeout_s(grpc_context))
+            async with aclosing(self.generate(call)) as chunks:
+                return result_to_pb([served async for served in chunks])
+        except Exception as error:
+            return _failed(grpc_context, error, request.request_id, pb.CompleteResponse)
+
+    async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
+        """Unary: cancel by the client's own request id."""
+        try:
+            if not request.request_id:
+                raise InvalidRequestError("request_id", "must not be empty")
+            return pb.CancelResponse(outcome=OUTCOMES[await self.cancel(request.request_id)])
+        except Exception as error:
+            return _failed(grpc_context, error, request.request_id, pb.CancelResponse)
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, grpc_context: RpcContext
+    ) -> pb.TokenizeResponse:
+        """Unary: the ids a prompt would have."""
+        try:
+            token_ids = await self.tokenize(request.text)
+            return pb.TokenizeResponse(token_ids=token_ids, count=len(token_ids))
+        except Exception as error:
+            return _failed(grpc_context, error, "", pb.TokenizeResponse)
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, grpc_context: RpcContext
+    ) -> pb.DetokenizeResponse:
+        """Unary: the text of token ids."""
+        try:
+            text = await self.detokenize(tuple(request.token_ids))
+            return pb.DetokenizeResponse(text=text, count=len(request.token_ids))
+        except Exception as error:
+            return _failed(grpc_context, error, "", pb.DetokenizeResponse)
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, grpc_context: RpcContext
+    ) -> pb.GetModelResponse:
+        """Unary: the served model."""
+        try:
+            return model_to_pb(await self.model())
+        except Exception as error:
+            return _failed(grpc_context, error, "", pb.GetModelResponse)
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, grpc_context: RpcContext
+    ) -> pb.GetStatusResponse:
+        """Unary: replicas with their load, asked now."""
+        try:
+            return status_to_pb(await self.status())
+        except Exception as error:
+            return _failed(grpc_context, error, "", pb.GetStatusResponse)
+
+    # ---- grpc.health.v1.Health
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
+    ) -> health_pb2.HealthCheckResponse:
+        """Unary: SERVING while at least one replica takes requests. NOT_FOUND for services we do not have."""
+        try:
+            if request.service not in _HEALTH_SERVICES:
+                raise NotFoundError("service", request.service)
+            return health_pb2.HealthCheckResponse(status=_SERVING if await self.ready() else _NOT_SERVING)
+        except Exception as error:
+            return _failed(grpc_context, error, "", health_pb2.HealthCheckResponse)
+
+    async def Watch(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """Server streaming: the status now and whenever it changes, until the client leaves."""
+        last = None
+        while True:
+            if request.service not in _HEALTH_SERVICES:
+                status = _SERVICE_UNKNOWN
+            else:
+                status = _SERVING if await self.ready() else _NOT_SERVING
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+            last = status
+            await asyncio.sleep(_HEALTH_POLL_S)
+
+
+def add_orca_service(servicer: Any, server: Any) -> None:
+    """What ``grpc_options.grpc_servicer_functions`` names: the generated registration, with ``Generate`` stamped."""
+    orca_pb2_grpc.add_OrcaServiceServicer_to_server(servicer, _Stamping(server))  # type: ignore[no-untyped-call]
+
+
+class _Stamping:
+    """A gRPC server to register with that lets ``Generate`` know where its request was read."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """The generated code registers everything twice; both registrations are made below, from the second."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        import grpc
+
+        generate = handlers["Generate"]
+        stamped = {**handlers, "Generate": generate._replace(request_deserializer=_arrived)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, stamped),))
+        self._server.add_registered_method_handlers(service, stamped)
+
+
+def _arrived(data: bytes) -> Arrived:
+    return Arrived(pb.GenerateRequest.FromString(data), os.getpid())
+
+
+def _timeout_s(context: RpcContext) -> float | None:
+    """Seconds that are left of the client's deadline, as it told us. Raises ``InvalidRequestError``."""
+    for key, value in context.invocation_metadata():
+        if key == TIMEOUT_KEY:
+            try:
+                timeout_s = float(value)
+            except ValueError:
+                timeout_s = math.nan
+            if not (math.isfinite(timeout_s) and timeout_s > 0):
+                raise InvalidRequestError(TIMEOUT_KEY, "must be a positive number of seconds")
+            return timeout_s
+    return None
+
+
+# ---- errors
+
+
+def _fail(context: RpcContext, error: Exception, request_id: str) -> None:
+    """Put the error's status on the context."""
+    status = grpc_status(error, request_id)
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(list(status.trailing_metadata))
+
+
+def _failed(context: RpcContext, error: Exception, request_id: str, empty: Callable[[], _M]) -> _M:
+    """Put the error's status on the context; gRPC drops the message of an RPC that failed."""
+    _fail(context, error, request_id)
+    return empty()

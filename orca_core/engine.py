@@ -1,0 +1,287 @@
+"""The Orca engine: a thread-safe front over one loop thread, one model and one pool of K/V slots."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from orca_core.channel import Channel
+from orca_core.config import EngineConfig
+from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, OrcaError
+from orca_core.executor import LoadedModel
+from orca_core.kv import KVManager
+from orca_core.loader import load_engine_model
+from orca_core.loop import EngineLoop
+from orca_core.results import ResultBuilder, progress_bar
+from orca_core.scheduler import Scheduler
+from orca_core.types import (
+    CancelOutcome,
+    GenerationChunk,
+    GenerationRequest,
+    GenerationResult,
+    Health,
+    Load,
+    ModelInfo,
+    SamplingParams,
+)
+from orca_core.validation import make_request
+
+logger = logging.getLogger(__name__)
+
+N_REMEMBERED = 4096
+"""How many ended requests ``cancel`` can still tell from unknown ones."""
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """Generation with iteration-level scheduling and selective batching (Orca, OSDI 2022).
+
+    ``with Engine(config) as engine`` loads the model, starts the loop thread and closes both. Every method may be
+    called from any thread. ``model``: use this instead of loading ``config.model``. ``clock``: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: LoadedModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._model = model
+        self._loop: EngineLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._wakeup = threading.Condition()
+        # everything below is guarded by _wakeup
+        self._arrivals: deque[tuple[GenerationRequest, Channel, float]] = deque()
+        self._cancels: list[str] = []
+        self._unfinished: set[str] = set()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._load = Load()
+        self._progress_at = 0.0
+        self._drain_until: float | None = None  # set once the engine is closing
+        self._dead: EngineDeadError | None = None
+
+    # ---- life
+
+    def start(self) -> Self:
+        """Load the model (minutes for a large one) and start the loop thread. Raises ``ModelLoadError`` and its kin."""
+        if self._thread is not None:
+            raise EngineClosedError("the engine was started before")
+        if self._model is None:
+            self._model = load_engine_model(self.config)
+        info = self._model.info
+        kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
+        scheduler = Scheduler(self.config.max_batch_size, self.config.max_batch_tokens)
+        self._loop = EngineLoop(
+            self._model,
+            scheduler,
+            kv,
+            clock=self._clock,
+            max_stream_backlog=self.config.max_stream_backlog,
+            on_end=self._on_end,
+        )
+        self._load = self._loop.load()
+        self._progress_at = self._clock()
+        self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self, drain_timeout_s: float = 0.0) -> None:
+        """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent."""
+        with self._wakeup:
+            until = self._clock() + drain_timeout_s
+            self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
+            self._wakeup.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._loop = None
+        self._model = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # ---- requests
+
+    def submit(self, request: GenerationRequest) -> Channel:
+        """Hand a validated request to the loop; its chunks come out of the channel.
+
+        Raises ``EngineClosedError``, ``EngineDeadError``, or ``InvalidRequestError`` for a request id that is in use.
+        """
+        channel = Channel(request.request_id, self.cancel)
+        with self._wakeup:
+            self._check_open()
+            if request.request_id in self._unfinished:
+                raise InvalidRequestError("request_id", "is in use by an unfinished request")
+            if not self._unfinished:  # from idle to busy: progress is measured from here
+                self._progress_at = self._clock()
+            self._unfinished.add(request.request_id)
+            self._arrivals.append((request, channel, self._clock()))
+            self._wakeup.notify_all()
+        return channel
+
+    def cancel(self, request_id: str) -> CancelOutcome:
+        """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
+        with self._wakeup:
+            if request_id in self._unfinished:
+                self._cancels.append(request_id)
+                self._wakeup.notify_all()
+                return CancelOutcome.CANCELLED
+            return CancelOutcome.ALREADY_FINISHED if request_id in self._ended else CancelOutcome.NOT_FOUND
+
+    def make_request(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
+    ) -> GenerationRequest:
+        """Tokenise (a string) and validate a prompt. Raises ``InvalidRequestError`` and ``RequestTooLargeError``."""
+        model = self._running_model()
+        ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str) and not prompt:
+            raise InvalidRequestError("prompt", "must not be empty")
+        return make_request(uuid.uuid4().hex, ids, sampling or SamplingParams(), model.info, timeout_s)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[GenerationResult]:
+        """Run all prompts to their end; results in their order. Blocks; shows a progress bar on a terminal.
+
+        One ``SamplingParams`` for all, or one for each. All prompts are checked before any starts. Raises the first
+        request's error; the others are cancelled then.
+        """
+        if isinstance(prompts, str):
+            raise InvalidRequestError("prompts", "must be a list of prompts, not one string")
+        if isinstance(sampling, SamplingParams) or sampling is None:
+            each: Sequence[SamplingParams | None] = [sampling] * len(prompts)
+        else:
+            each = sampling
+        if len(each) != len(prompts):
+            raise InvalidRequestError("sampling", f"{len(each)} sampling parameters for {len(prompts)} prompts")
+        requests = [self.make_request(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
+        channels: list[Channel] = []
+        results = []
+        try:
+            channels += [self.submit(request) for request in requests]
+            with progress_bar(len(requests)) as advance:
+                for request, channel in zip(requests, channels, strict=True):
+                    results.append(ResultBuilder(request).extend(channel).build())
+                    advance()
+        finally:
+            for channel in channels:
+                channel.close()
+        return results
+
+    async def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Generate for one prompt, chunk by chunk. Leaving the generator early cancels the request."""
+        channel = self.submit(self.make_request(prompt, sampling, timeout_s=timeout_s))
+        try:
+            async for chunk in channel:
+                yield chunk
+        finally:
+            channel.close()
+
+    # ---- facts
+
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises ``EngineClosedError`` before ``start``."""
+        return self._running_model().info
+
+    def load(self) -> Load:
+        """Slots and counts as of the last iteration, with what has arrived since counted as queued."""
+        with self._wakeup:
+            arrived = sum(request.total_tokens for request, _, _ in self._arrivals)
+            load = self._load
+            return replace(load, queued_slots=load.queued_slots + arrived, waiting=load.waiting + len(self._arrivals))
+
+    def health(self) -> Health:
+        """Whether the engine makes progress: the loop lives, and work that is pending has seen an iteration lately."""
+        with self._wakeup:
+            if self._dead is not None:
+                return Health(False, self._dead.reason)
+            if self._thread is None or not self._thread.is_alive():
+                return Health(False, "the engine is not running")
+            stalled_s = self._clock() - self._progress_at
+            if self._unfinished and stalled_s > self.config.progress_timeout_s:
+                n_open = len(self._unfinished)
+                return Health(False, f"no iteration has ended for {stalled_s:.0f} s with {n_open} requests open")
+            return Health(True)
+
+    def _running_model(self) -> LoadedModel:
+        model = self._model
+        if model is None or self._thread is None:
+            raise EngineClosedError
+        return model
+
+    def _check_open(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._thread is None or self._drain_until is not None:
+            raise EngineClosedError("the engine is not running" if self._thread is None else "the engine is closing")
+
+    # ---- the loop thread
+
+    def _run(self, loop: EngineLoop) -> None:
+        """Body of the loop thread: until closed and drained, or dead."""
+        try:
+            while self._receive(loop):
+                if not loop.idle:
+                    loop.run_iteration()
+                else:
+                    loop.settle()
+                with self._wakeup:
+                    self._load = loop.load()
+                    self._progress_at = self._clock()
+            self._give_up(loop, EngineClosedError("the engine was closed before the request ended"))
+        except Exception as error:
+            logger.critical("the engine loop has died", exc_info=error)
+            self._give_up(loop, EngineDeadError(f"the engine loop died with {type(error).__name__}"))
+
+    def _receive(self, loop: EngineLoop) -> bool:
+        """Wait until there is something to do and take it in. False: it is time to end."""
+        with self._wakeup:
+            while loop.idle and not self._arrivals and not self._cancels and self._drain_until is None:
+                self._wakeup.wait()
+            arrivals, self._arrivals = self._arrivals, deque()
+            cancels, self._cancels = self._cancels, []
+            closing = self._drain_until is not None and (
+                self._clock() >= self._drain_until or (loop.idle and not arrivals)
+            )
+        for request, channel, arrived_at in arrivals:
+            loop.receive(request, channel, arrived_at)
+        for request_id in cancels:
+            loop.cancel(request_id)
+        return not closing
+
+    def _on_end(self, request_id: str) -> None:
+        """Called by the loop when a request leaves it."""
+        with self._wakeup:
+            self._unfinished.discard(request_id)
+            self._ended[request_id] = None
+            while len(self._ended) > N_REMEMBERED:
+                self._ended.popitem(last=False)
+
+    def _give_up(self, loop: EngineLoop, error: OrcaError) -> None:
+        """Fail whoever is still waiting, so that nobody waits for ever."""
+        with self._wakeup:
+            if isinstance(error, EngineDeadError):
+                self._dead = error
+            elif self._drain_until is None:
+                self._drain_until = self._clock()
+            arrivals, self._arrivals = self._arrivals, deque()
+        for request, channel, arrived_at in arrivals:
+            loop.receive(request, channel, arrived_at)
+        loop.abandon(error if isinstance(error, EngineClosedError | EngineDeadError) else EngineClosedError())
+        with self._wakeup:
+            self._load = loop.load()

@@ -1,0 +1,100 @@
+"""From an ``EngineConfig`` to a model that is loaded, warmed up and has its K/V pool."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from orca_core.attention import AttentionBackend
+from orca_core.attention.reference import ReferenceAttention
+from orca_core.config import EngineConfig
+from orca_core.errors import ConfigError
+from orca_core.executor import LoadedModel, ModelExecutor
+from orca_core.kv import KVManager, KVPool
+from orca_core.memory import MemoryReading, decide_n_slots, kv_budget_cpu, kv_budget_cuda, read_host_memory
+from orca_core.models import Decoder, load_model
+from orca_core.source import resolve_source
+from orca_core.tokenizer import Tokenizer
+from orca_core.types import ModelInfo
+from orca_core.warmup import peak_activation_cuda, warm_up
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine_model(config: EngineConfig) -> LoadedModel:
+    """Load weights and tokenizer, measure the memory that is left, and lay out the pool in it.
+
+    Raises ``ModelLoadError``, ``ConfigError`` and ``InsufficientMemoryError``.
+    """
+    started = time.monotonic()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = pick_device(config.device)
+    source = resolve_source(config.model, config.revision)
+    tokenizer = Tokenizer.load(source)
+    decoder = load_model(source, dtype=config.dtype, device=device)
+    attention = ReferenceAttention()
+    max_model_len = min(config.max_model_len or decoder.config.max_position_embeddings,
+                        decoder.config.max_position_embeddings)  # fmt: skip
+    budget = _kv_budget(config, decoder, attention, max_model_len)
+    n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device))
+    n_blocks = KVManager.blocks_needed(n_slots, config.block_size, config.max_batch_size)
+    pool = KVPool(decoder.kv_shape, n_blocks, config.block_size, device)
+    eos_ids = tuple(sorted({*decoder.config.eos_ids, *tokenizer.eos_ids}))
+    info = ModelInfo(
+        model_id=config.model,
+        architecture=decoder.config.architecture,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        vocab_size=decoder.config.vocab_size,
+        max_model_len=max_model_len,
+        n_slots=n_slots,
+        eos_ids=eos_ids,
+        has_chat_template=tokenizer.has_chat_template,
+    )
+    logger.info(
+        "loaded %s: %s, %s, %d million parameters, on %s, in %.1f s",
+        config.model, info.architecture, info.dtype, decoder.n_parameters // 10**6, device, time.monotonic() - started,
+    )  # fmt: skip
+    return LoadedModel(ModelExecutor(decoder, pool, attention, frozenset(eos_ids)), tokenizer, info)
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for ``config.device``. Raises ``ConfigError`` where cuda is asked for and there is none."""
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device", "cuda was asked for, but torch sees no CUDA device here")
+    return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
+
+
+def _kv_budget(config: EngineConfig, decoder: Decoder, attention: AttentionBackend, max_model_len: int) -> int:
+    """Bytes for K and V, measured after the weights are in place."""
+    n_tokens = min(config.max_batch_tokens, config.max_batch_size * max_model_len)
+    if decoder.device.type != "cuda":
+        # RAM is not profiled: activations are small beside the half of it that is left alone
+        warm_up(decoder, attention, n_requests=1, n_tokens=4, context=4, block_size=config.block_size)
+        reading = read_host_memory()
+        budget = kv_budget_cpu(reading, config)
+        logger.info(
+            "RAM: %d MiB in all, %d free, %d held by this process; %d MiB for K/V",
+            reading.total >> 20, reading.available >> 20, reading.used_by_us >> 20, budget >> 20,
+        )  # fmt: skip
+        return budget
+    peak = peak_activation_cuda(
+        decoder,
+        attention,
+        n_requests=config.max_batch_size,
+        n_tokens=n_tokens,
+        context=max_model_len,
+        block_size=config.block_size,
+    )
+    free, total = torch.cuda.mem_get_info(decoder.device)
+    reading = MemoryReading(total, free, torch.cuda.memory_reserved(decoder.device))
+    budget = kv_budget_cuda(reading, peak, config)
+    logger.info(
+        "GPU memory: %d MiB in all, %d free, %d held by this process, %d peak of an iteration of %d requests, "
+        "%d tokens; %d MiB for K/V",
+        total >> 20, free >> 20, reading.used_by_us >> 20, peak >> 20, config.max_batch_size, n_tokens, budget >> 20,
+    )  # fmt: skip
+    return budget

@@ -1,0 +1,248 @@
+"""The loop thread's work: receive, select, run, deliver, one step after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orca_core.batch import Batch, build_batch
+from orca_core.channel import Channel, Outbox
+from orca_core.errors import (
+    DeadlineExceededError,
+    InternalError,
+    OrcaError,
+    RequestCancelledError,
+    UnavailableError,
+)
+from orca_core.executor import LoadedModel
+from orca_core.kv import KVManager
+from orca_core.pool import RequestPool
+from orca_core.request import Request
+from orca_core.sampling import SampledToken
+from orca_core.scheduler import Scheduler
+from orca_core.stream import TextStream
+from orca_core.types import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    Load,
+    PositionLogprobs,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_ITERATIONS = 3
+"""Iterations that may fail one after the other before the engine gives itself up."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """What the loop keeps of an unfinished request beside the request itself."""
+
+    request: Request
+    channel: Channel
+    text: TextStream
+
+
+class EngineLoop:
+    """The engine's single-threaded half. ``on_end(request_id)`` is called once for every request that ends."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        scheduler: Scheduler,
+        kv: KVManager,
+        *,
+        clock: Callable[[], float],
+        max_stream_backlog: int,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._model = model
+        self._scheduler = scheduler
+        self._kv = kv
+        self._pool = RequestPool()
+        self._live: dict[str, _Live] = {}
+        self._outbox = Outbox()
+        self._clock = clock
+        self._max_stream_backlog = max_stream_backlog
+        self._on_end = on_end
+        self._eos_ids = frozenset(model.info.eos_ids)
+        self._n_iterations = 0
+        self._n_failed_in_a_row = 0
+        self._n_prompt_tokens = 0
+        self._n_generated_tokens = 0
+
+    @property
+    def idle(self) -> bool:
+        """No unfinished request."""
+        return not self._pool
+
+    def load(self) -> Load:
+        """Snapshot of the books; slots and counts."""
+        return Load(
+            n_slots=self._kv.n_slots,
+            reserved_slots=self._kv.reserved_slots,
+            used_slots=self._kv.used_slots,
+            queued_slots=self._pool.queued_slots,
+            waiting=self._pool.n_waiting,
+            running=self._pool.n_running,
+            iterations=self._n_iterations,
+            prompt_tokens=self._n_prompt_tokens,
+            generated_tokens=self._n_generated_tokens,
+        )
+
+    # ---- receive
+
+    def receive(self, spec: GenerationRequest, channel: Channel, arrived_at: float) -> None:
+        """Take a new request into the pool. A failure here ends that request alone."""
+        request = Request(spec, arrived_at)
+        try:
+            text = TextStream(self._model.tokenizer, spec.sampling, self._eos_ids)
+            self._pool.add(request)
+        except Exception:
+            logger.exception("request %s could not be taken in", spec.request_id)
+            self._outbox.fail(channel, InternalError(spec.request_id))
+            self._on_end(spec.request_id)
+            return
+        self._live[spec.request_id] = _Live(request, channel, text)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request because the client gave up, whatever state it is in. An unknown id is no error."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._fail(live.request, RequestCancelledError(request_id))
+
+    def expire(self) -> None:
+        """End the requests whose deadline has passed, waiting or running."""
+        now = self._clock()
+        for request in [r for r in self._pool if r.deadline is not None and r.deadline <= now]:
+            self._fail(request, DeadlineExceededError(request.spec.timeout_s or 0.0))
+
+    def abandon(self, error: UnavailableError) -> None:
+        """End every request: the engine is closing or dead."""
+        for request in list(self._pool):
+            self._fail(request, error)
+        self._outbox.flush()
+
+    # ---- one iteration
+
+    def run_iteration(self) -> None:
+        """One turn (Orca figure 4): select, run, sample, detokenise, emit. Raises when the engine must be given up."""
+        self.expire()
+        selection = self._scheduler.select(self._pool, self._kv, self._clock())
+        for request, error in selection.rejected:
+            self._fail(request, error)
+        if selection.chosen:
+            try:
+                batch = build_batch(selection.chosen, self._kv, self._model.executor.device)
+                sampled = self._model.executor.run_iteration(batch)
+            except Exception as error:
+                self._fail_batch([item.request for item in selection.chosen], error)
+            else:
+                self._deliver(batch, sampled)
+                self._n_iterations += 1
+                self._n_failed_in_a_row = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Hand over what was said; when nothing is left to do, audit the books."""
+        self._outbox.flush()
+        if self.idle:
+            self._pool.check_integrity(idle=True)
+            self._kv.check_integrity(idle=True)
+
+    def _fail_batch(self, requests: Sequence[Request], error: Exception) -> None:
+        """The whole iteration failed: its requests end, their slots return, and the loop goes on unless it repeats."""
+        logger.error("iteration failed, %d requests end with it", len(requests), exc_info=error)
+        for request in requests:
+            self._fail(request, InternalError(request.request_id))
+        self._n_failed_in_a_row += 1
+        if self._n_failed_in_a_row >= MAX_FAILED_ITERATIONS:
+            raise error
+
+    def _deliver(self, batch: Batch, sampled: Sequence[SampledToken]) -> None:
+        """Write down what was computed, then give every request that sampled its token."""
+        now = self._clock()
+        for span in batch.spans:
+            was_in_initiation = span.request.in_initiation
+            span.request.advance(span.n_tokens)
+            if was_in_initiation and not span.request.in_initiation:
+                self._n_prompt_tokens += span.request.n_prompt_tokens
+        for request, token in zip(batch.sampling_requests, sampled, strict=True):
+            try:
+                self._emit(request, token, now)
+            except Exception:
+                logger.exception("request %s failed while its token was handed on", request.request_id)
+                self._fail(request, InternalError(request.request_id))
+
+    def _emit(self, request: Request, token: SampledToken, now: float) -> None:
+        """Append, detokenise, look for the end, emit."""
+        live = self._live[request.request_id]
+        if not token.ok:
+            logger.error("request %s: logits are not finite", request.request_id)
+            self._fail(request, InternalError(request.request_id))
+            return
+        request.append(token.token_id, now)
+        self._n_generated_tokens += 1
+        update = live.text.push(token.token_id)
+        text, finish, stop = update.text, update.finish, update.stop
+        if finish is None and request.n_output_tokens >= request.spec.max_new_tokens:
+            text, finish = text + live.text.finish(), FinishReason.LENGTH
+        chunk = GenerationChunk(
+            request.request_id,
+            text,
+            (token.token_id,),
+            self._position_logprobs(token),
+            finish,
+            stop,
+            self._usage(request) if finish else None,
+            self._timings(request, now) if finish else None,
+        )
+        if finish is not None:
+            self._retire(request)
+            self._outbox.put(live.channel, chunk)
+            return
+        self._outbox.put(live.channel, chunk)
+        if live.channel.backlog > self._max_stream_backlog:
+            logger.warning("request %s: its reader stalled, cancelled", request.request_id)
+            self._fail(request, RequestCancelledError(request.request_id))
+
+    def _position_logprobs(self, token: SampledToken) -> tuple[PositionLogprobs, ...]:
+        """The token's log-probabilities with their spelling; empty where none were asked for."""
+        if token.logprobs is None:
+            return ()
+        entries = [self._spell(*pair) for pair in (token.logprobs.chosen, *token.logprobs.top)]
+        return (PositionLogprobs(entries[0], tuple(entries[1:])),)
+
+    def _spell(self, token_id: int, logprob: float) -> TokenLogprob:
+        tokenizer = self._model.tokenizer
+        return TokenLogprob(token_id, logprob, tokenizer.token_text(token_id), tokenizer.token_bytes(token_id))
+
+    @staticmethod
+    def _usage(request: Request) -> Usage:
+        return Usage(request.n_prompt_tokens, request.n_output_tokens)
+
+    @staticmethod
+    def _timings(request: Request, now: float) -> Timings:
+        admitted = request.arrived_at if request.admitted_at is None else request.admitted_at
+        first = now if request.first_token_at is None else request.first_token_at
+        return Timings(admitted - request.arrived_at, first - request.arrived_at, now - request.arrived_at)
+
+    # ---- ends
+
+    def _fail(self, request: Request, error: OrcaError) -> None:
+        """End a request with an error, in any state."""
+        live = self._live[request.request_id]
+        self._retire(request)
+        self._outbox.fail(live.channel, error)
+
+    def _retire(self, request: Request) -> None:
+        """The one place where a request leaves: slots, pool and books, in the iteration that ended it."""
+        self._kv.release(request.request_id)
+        self._pool.finish(request)
+        del self._live[request.request_id]
+        self._on_end(request.request_id)

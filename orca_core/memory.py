@@ -1,0 +1,111 @@
+"""How many K/V slots fit: measured free memory, minus what an iteration needs, divided by the bytes of a slot."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from orca_core.config import EngineConfig
+from orca_core.errors import InsufficientMemoryError
+from orca_core.kv import KVManager, KVShape
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_UTILIZATION: Final = {"cuda": 0.9, "cpu": 0.5}
+"""A GPU belongs to its replica; a CPU box also runs an operating system, Ray and its user's other programs."""
+
+_CGROUP_V2: Final = Path("/sys/fs/cgroup")
+_CGROUP_V1: Final = Path("/sys/fs/cgroup/memory")
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """One look at a device, in bytes. ``used_by_us``: by this process."""
+
+    total: int
+    available: int
+    used_by_us: int
+
+
+def read_host_memory(cgroup_v2: Path = _CGROUP_V2, cgroup_v1: Path = _CGROUP_V1) -> MemoryReading:
+    """RAM of this machine or, where it is less, of the container's limit (cgroup v2, then v1)."""
+    memory = psutil.virtual_memory()
+    total, available = int(memory.total), int(memory.available)
+    for folder, limit_name, usage_name, cache_key in (
+        (cgroup_v2, "memory.max", "memory.current", "inactive_file"),
+        (cgroup_v1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
+        if limit is not None and usage is not None and limit < total:
+            reclaimable = _read_stat(folder / "memory.stat", cache_key)
+            total, available = limit, min(available, limit - max(0, usage - reclaimable))
+            break
+    return MemoryReading(total, max(0, available), int(psutil.Process().memory_info().rss))
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _read_stat(path: Path, key: str) -> int:
+    try:
+        fields = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+    except OSError:
+        return 0
+    return int(fields.get(key, "0"))
+
+
+def kv_budget_cpu(reading: MemoryReading, config: EngineConfig) -> int:
+    """Bytes of RAM for K and V: this engine's share of the allowed part, less what the process holds already.
+
+    Never more than the allowed part of what is free now, so that a second process on the host is not pushed out.
+    """
+    utilization = config.memory_utilization or DEFAULT_UTILIZATION["cpu"]
+    share = int(reading.total * utilization * config.memory_share) - reading.used_by_us
+    return max(0, min(share, int(reading.available * utilization)))
+
+
+def kv_budget_cuda(reading: MemoryReading, peak_activation: int, config: EngineConfig) -> int:
+    """Bytes of GPU memory for K and V. ``used_by_us`` holds weights and context; ``peak_activation`` was measured by a
+    warm-up at the worst legal shape. Others' use (total - available - ours) is not ours to give.
+    """
+    utilization = config.memory_utilization or DEFAULT_UTILIZATION["cuda"]
+    others = max(0, reading.total - reading.available - reading.used_by_us)
+    return max(0, int(reading.total * utilization) - others - reading.used_by_us - peak_activation)
+
+
+def decide_n_slots(config: EngineConfig, shape: KVShape, max_model_len: int, budget_bytes: int, device: str) -> int:
+    """``config.n_slots``, or what ``budget_bytes`` holds, at most what the largest batch can use. Logs the arithmetic.
+
+    Raises ``InsufficientMemoryError`` where the budget cannot hold one block beside the pool's spare blocks.
+    """
+    per_slot = shape.bytes_per_slot
+    spare_slots = config.max_batch_size * config.block_size
+    wanted = config.n_slots if config.n_slots is not None else 1
+    blocks = KVManager.blocks_needed(wanted, config.block_size, config.max_batch_size)
+    if config.max_kv_bytes is not None and config.n_slots is None:
+        budget_bytes = min(budget_bytes, config.max_kv_bytes)
+    if blocks * config.block_size * per_slot > budget_bytes:
+        raise InsufficientMemoryError(device, budget_bytes, blocks * config.block_size * per_slot)
+    if config.n_slots is not None:
+        logger.info("n_slots=%d as configured, %d bytes a slot", config.n_slots, per_slot)
+        return config.n_slots
+    room = budget_bytes // per_slot - spare_slots
+    useful = config.max_batch_size * max_model_len
+    n_slots = min(room, useful) // config.block_size * config.block_size
+    logger.info(
+        "n_slots=%d: %s has %.0f MiB for K/V, %d bytes a slot = %d slots after %d spare; "
+        "max_batch_size %d x max_model_len %d can use %d",
+        n_slots, device, budget_bytes / _MIB, per_slot, room, spare_slots,
+        config.max_batch_size, max_model_len, useful,
+    )  # fmt: skip
+    return n_slots

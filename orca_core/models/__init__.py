@@ -1,0 +1,9 @@
+"""Decoders: configuration, weights and the forward pass."""
+
+from __future__ import annotations
+
+from orca_core.models.config import ModelConfig, RopeConfig
+from orca_core.models.decoder import Decoder
+from orca_core.models.loading import load_model
+
+__all__ = ["Decoder", "ModelConfig", "RopeConfig", "load_model"]

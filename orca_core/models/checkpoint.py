@@ -1,0 +1,23 @@
+"""What loading needs of a file format: names, shapes, and one tensor at a time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Checkpoint(Protocol):
+    """The tensors of one checkpoint under the names transformers gives them, whatever the file calls them."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape, from the headers alone. A name without a translation stays as the file has it."""
+        ...
+
+    def stored_dtype(self) -> str:
+        """The dtype that ``auto`` means for these weights, as a torch name."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU, in a floating dtype."""
+        ...

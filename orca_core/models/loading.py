@@ -1,0 +1,62 @@
+"""The one door from a model's files to a decoder on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from orca_core.errors import ConfigError
+from orca_core.models.checkpoint import Checkpoint
+from orca_core.models.config import ModelConfig
+from orca_core.models.decoder import Decoder
+from orca_core.models.gguf_file import GgufCheckpoint
+from orca_core.models.hf_config import read_hf_config
+from orca_core.models.safetensors_files import SafetensorsCheckpoint
+from orca_core.models.weights import load_weights
+from orca_core.source import ModelSource
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+
+
+def load_model(source: ModelSource, *, dtype: str, device: torch.device) -> Decoder:
+    """Read configuration and weights and put them on ``device``.
+
+    ``dtype``: a torch name, or ``auto``: the checkpoint's own, bfloat16 for a GGUF file; on a CPU float32 instead of
+    float16, and instead of bfloat16 where the CPU has no instructions for it.
+
+    Raises ``ModelLoadError``, ``UnsupportedArchitectureError``, and ``ConfigError`` for an unknown dtype.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError("dtype", f"must be one of auto, {', '.join(DTYPES)}")
+    config, checkpoint = _open(source)
+    chosen = DTYPES[dtype] if dtype != "auto" else _auto_dtype(config.dtype or checkpoint.stored_dtype(), device)
+    return Decoder(config, load_weights(source.name, config, checkpoint, chosen, device))
+
+
+def _open(source: ModelSource) -> tuple[ModelConfig, Checkpoint]:
+    if source.kind == "gguf":
+        file = GgufCheckpoint(source)
+        return file.config(), file
+    return read_hf_config(source), SafetensorsCheckpoint(source)
+
+
+def _auto_dtype(name: str, device: torch.device) -> torch.dtype:
+    dtype = DTYPES[name]
+    if device.type == "cpu" and (dtype is torch.float16 or (dtype is torch.bfloat16 and not cpu_has_bfloat16())):
+        return torch.float32
+    return dtype
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU computes in bfloat16; without such instructions torch emulates them, slower than float32."""
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        # private to torch, so a later release may have dropped it: then float32, which is always right
+        supported = getattr(torch.cpu, name, None)
+        if supported is not None and supported():
+            return True
+    return False

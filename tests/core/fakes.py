@@ -1,0 +1,62 @@
+"""An executor without a model: the token it chooses depends on the request's own tokens alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+from orca_core.batch import Batch
+from orca_core.request import Request
+from orca_core.sampling import SampledToken
+
+VOCAB = 300
+
+
+def next_token(request: Request) -> int:
+    """Any id but those below 10, from all tokens so far: a wrong or foreign token changes everything after it."""
+    value = 17
+    for token_id in request.token_ids:
+        value = (value * 31 + token_id) % 1_000_003
+    return 10 + value % (VOCAB - 10)
+
+
+class FakeExecutor:
+    """Counts iterations, and can be told to wait, to fail, or to give a request logits that are not finite."""
+
+    def __init__(self, choose: Callable[[Request], int] = next_token) -> None:
+        self.device = torch.device("cpu")
+        self.batches: list[list[tuple[str, int]]] = []
+        self.errors: list[Exception] = []  # raised by the coming iterations, first to last
+        self.broken: set[str] = set()
+        self._choose = choose
+        self._gate: threading.Semaphore | None = None
+
+    def hold(self) -> None:
+        """From now on an iteration needs a permit of ``step``."""
+        self._gate = threading.Semaphore(0)
+
+    def step(self, n_iterations: int = 1) -> None:
+        """Let that many iterations go on."""
+        assert self._gate is not None
+        self._gate.release(n_iterations)
+
+    def let_go(self) -> None:
+        """End of ``hold``."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.release(1000)
+
+    def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
+        gate = self._gate
+        if gate is not None:
+            assert gate.acquire(timeout=20)
+        self.batches.append([(span.request.request_id, span.n_tokens) for span in batch.spans])
+        if self.errors:
+            raise self.errors.pop(0)
+        assert len(set(batch.slots.tolist())) == batch.n_tokens, "two tokens in one slot"
+        return [
+            SampledToken(self._choose(request), request.request_id not in self.broken, None)
+            for request in batch.sampling_requests
+        ]

@@ -1,0 +1,181 @@
+"""The decoder against transformers, on tiny random checkpoints that transformers saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orca_core.models import Decoder
+from tests.core.tiny_models import (
+    ROPES,
+    VOCAB_SIZE,
+    Driver,
+    load,
+    output,
+    tiny_llama,
+    tiny_qwen3,
+    transformers_greedy,
+    transformers_logits,
+)
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "llama-default": tiny_llama,
+    "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
+    "llama-llama3": lambda: tiny_llama(rope_parameters=ROPES["llama3"]),
+    "llama-yarn": lambda: tiny_llama(rope_parameters=ROPES["yarn"]),
+    "llama-yarn-mscale": lambda: tiny_llama(
+        rope_parameters={**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}
+    ),
+    "llama-dynamic": lambda: tiny_llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+    "llama-tied": lambda: tiny_llama(tie_word_embeddings=True),
+    "llama-biases": lambda: tiny_llama(attention_bias=True, mlp_bias=True),
+    "llama-one-kv-head": lambda: tiny_llama(num_key_value_heads=1),
+    "llama-no-sharing": lambda: tiny_llama(num_key_value_heads=4),
+    "llama-head-dim": lambda: tiny_llama(head_dim=20),
+    "qwen3": tiny_qwen3,
+    "qwen3-tied": lambda: tiny_qwen3(tie_word_embeddings=True),
+    "qwen3-bias": lambda: tiny_qwen3(attention_bias=True),
+    "qwen3-yarn": lambda: tiny_qwen3(rope_parameters=ROPES["yarn"]),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    oracle: Any
+    decoder: Decoder
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = VARIANTS[request.param]()
+    model.save_pretrained(folder)
+    return Pair(model, load(folder), folder)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(0, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.dtype == torch.float32
+    assert theirs.std() > 0.1  # logits that are all alike would agree whatever the code does
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_whole_prompt(pair: Pair) -> None:
+    ids = prompt(0, 120)
+    driver = Driver(pair.decoder)
+    assert_close(driver.logits([(driver.start("a", ids), 120)]), transformers_logits(pair.oracle, ids))
+
+
+@pytest.mark.parametrize("pieces", [(1, 5, 4, 30, 1, 19), (4, 4, 4, 48), (59, 1), (1,) * 60])
+def test_prompt_in_pieces(pair: Pair, pieces: tuple[int, ...]) -> None:
+    ids = prompt(1, 60)
+    driver = Driver(pair.decoder)
+    request = driver.start("a", ids)
+    ours = torch.cat([driver.logits([(request, n)]) for n in pieces])
+    assert_close(ours, transformers_logits(pair.oracle, ids))
+
+
+def test_several_requests_in_one_flat_batch(pair: Pair) -> None:
+    """Whole prompts, pieces and single tokens side by side; blocks of the requests are interleaved in the pool."""
+    prompts = [prompt(seed, length) for seed, length in ((2, 33), (3, 7), (4, 1), (5, 21))]
+    driver = Driver(pair.decoder)
+    requests = [driver.start(str(i), ids) for i, ids in enumerate(prompts)]
+    rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for pieces in ((10, 3, 1, 0), (1, 1, 0, 5), (20, 2, 0, 1), (2, 1, 0, 15)):
+        chosen = [(i, n) for i, n in enumerate(pieces) if n]
+        parts = driver.logits([(requests[i], n) for i, n in chosen]).split([n for _, n in chosen])
+        for (i, _), part in zip(chosen, parts, strict=True):
+            rows[i].append(part)
+    for ids, parts in zip(prompts, rows, strict=True):
+        assert_close(torch.cat(parts), transformers_logits(pair.oracle, ids))
+
+
+def test_greedy_single_request(pair: Pair) -> None:
+    ids = prompt(6, 9)
+    driver = Driver(pair.decoder)
+    request = driver.start("a", ids)
+    for _ in range(64):
+        driver.greedy([(request, request.n_uncomputed)])
+    assert output(request) == transformers_greedy(pair.oracle, ids, 64)
+
+
+def test_greedy_mixed_batch_whose_members_join_and_leave(pair: Pair) -> None:
+    joins = {0: (7, 12, 64), 3: (8, 40, 64), 20: (9, 1, 64), 25: (10, 17, 30), 60: (11, 5, 64)}
+    driver = Driver(pair.decoder, n_slots=400)
+    running: dict[int, Any] = {}
+    finished: dict[int, Any] = {}
+    for iteration in range(200):
+        if iteration in joins:
+            seed, length, n = joins[iteration]
+            running[seed] = driver.start(str(seed), prompt(seed, length), n)
+        if running:
+            # at most 6 tokens of a prompt at a time, so that pieces and increments share iterations
+            driver.greedy([(request, min(6, request.n_uncomputed)) for request in running.values()])
+        for seed, request in list(running.items()):
+            if request.n_output_tokens == request.spec.max_new_tokens:
+                driver.end(request)
+                finished[seed] = running.pop(seed)
+        driver.kv.check_integrity()
+    driver.kv.check_integrity(idle=True)
+    for seed, length, n in joins.values():
+        assert output(finished[seed]) == transformers_greedy(pair.oracle, prompt(seed, length), n)
+
+
+def test_facts(pair: Pair) -> None:
+    decoder, config = pair.decoder, pair.oracle.config
+    assert decoder.n_parameters == sum(parameter.numel() for parameter in pair.oracle.parameters())
+    assert decoder.config.architecture == type(pair.oracle).__name__
+    assert decoder.kv_shape.n_layers == config.num_hidden_layers
+    assert decoder.kv_shape.bytes_per_slot == 2 * 3 * config.num_key_value_heads * config.head_dim * 4
+    assert decoder.config.eos_ids == (2,)
+
+
+def test_shards_equal_the_single_file(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size="40KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    assert not (tmp_path / "many" / "model.safetensors").exists()
+    ids = prompt(0, 20)
+    results = []
+    for name in ("one", "many"):
+        driver = Driver(load(tmp_path / name))
+        results.append(driver.logits([(driver.start("a", ids), 20)]))
+    assert torch.equal(*results)
+
+
+def test_old_style_rope_fields(tmp_path: Path) -> None:
+    """Before transformers 5 there were ``rope_theta`` and ``rope_scaling`` with ``type``."""
+    model = tiny_llama(rope_parameters=ROPES["linear"])
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    del values["rope_parameters"]
+    values |= {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.5}}
+    file.write_text(json.dumps(values))
+    driver = Driver(load(tmp_path))
+    ids = prompt(0, 50)
+    assert_close(driver.logits([(driver.start("a", ids), 50)]), transformers_logits(model, ids))
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3])
+def test_bfloat16_equals_transformers_bfloat16_within_its_precision(build: Any, tmp_path: Path) -> None:
+    model = build().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    decoder = load(tmp_path, "bfloat16")
+    assert decoder.dtype == torch.bfloat16
+    ids = prompt(0, 40)
+    driver = Driver(decoder)
+    ours, exact = driver.logits([(driver.start("a", ids), 40)]), transformers_logits(model.float(), ids)
+    theirs = transformers_logits(model.to(torch.bfloat16), ids)
+    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()

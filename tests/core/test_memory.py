@@ -1,0 +1,80 @@
+"""How n_slots comes from measured memory."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from orca_core.config import EngineConfig
+from orca_core.errors import InsufficientMemoryError
+from orca_core.kv import KVManager, KVShape
+from orca_core.memory import MemoryReading, decide_n_slots, kv_budget_cpu, kv_budget_cuda, read_host_memory
+
+GIB = 1 << 30
+SHAPE = KVShape(2, 2, 8, torch.float32)  # 256 bytes a slot
+
+
+def config(**changes: object) -> EngineConfig:
+    return EngineConfig(**{"max_batch_size": 4, "block_size": 8, "max_batch_tokens": 64, **changes})  # type: ignore[arg-type]
+
+
+def test_the_pool_never_outgrows_the_budget_and_wastes_less_than_a_block() -> None:
+    for budget in range(12_000, 60_000, 997):
+        n_slots = decide_n_slots(config(), SHAPE, 10_000, budget, "cpu")
+        used = KVManager.blocks_needed(n_slots, 8, 4) * 8 * SHAPE.bytes_per_slot
+        assert budget - 8 * SHAPE.bytes_per_slot < used <= budget
+
+
+def test_no_more_than_the_largest_batch_can_use() -> None:
+    assert decide_n_slots(config(), SHAPE, 100, GIB, "cpu") == 400
+
+
+def test_too_little_memory_is_an_error_with_both_numbers() -> None:
+    with pytest.raises(InsufficientMemoryError) as caught:
+        decide_n_slots(config(), SHAPE, 100, 5000, "cpu")
+    assert caught.value.available_bytes == 5000
+    assert caught.value.needed_bytes == 5 * 8 * 256
+    with pytest.raises(InsufficientMemoryError):
+        decide_n_slots(config(n_slots=1000), SHAPE, 100, 100_000, "cpu")
+
+
+def test_a_configured_number_is_taken_as_it_is() -> None:
+    assert decide_n_slots(config(n_slots=77), SHAPE, 100, GIB, "cpu") == 77
+
+
+def test_the_arithmetic_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    decide_n_slots(config(max_kv_bytes=20_480), SHAPE, 10_000, GIB, "cpu")
+    assert "n_slots=48" in caplog.text
+    assert "256 bytes a slot" in caplog.text
+
+
+def test_replicas_that_share_a_host_share_its_memory() -> None:
+    reading = MemoryReading(total=16 * GIB, available=12 * GIB, used_by_us=GIB)
+    assert kv_budget_cpu(reading, config(memory_share=0.5)) == 3 * GIB
+    assert kv_budget_cpu(reading, config()) == 6 * GIB  # half of what is available, though the share would be 7
+    assert kv_budget_cpu(MemoryReading(4 * GIB, GIB, 3 * GIB), config()) == 0
+
+
+def test_on_a_gpu_others_and_the_peak_are_taken_off() -> None:
+    """Field cases D10, D11: others' memory is not charged to us, nor given away; never negative."""
+    reading = MemoryReading(total=80 * GIB, available=50 * GIB, used_by_us=10 * GIB)
+    assert kv_budget_cuda(reading, 2 * GIB, config(memory_utilization=1.0)) == (80 - 20 - 10 - 2) * GIB
+    assert kv_budget_cuda(MemoryReading(8 * GIB, 0, GIB), GIB, config()) == 0
+
+
+def test_a_container_limit_counts_where_it_is_lower(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{64 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{48 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {16 << 20}\n")
+    reading = read_host_memory(tmp_path, tmp_path / "none")
+    assert (reading.total, reading.available) == (64 << 20, 32 << 20)
+
+
+def test_no_container_limit_means_the_whole_machine(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    reading = read_host_memory(tmp_path, tmp_path / "none")
+    assert reading.total > reading.available > 0

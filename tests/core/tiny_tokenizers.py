@@ -1,0 +1,83 @@
+"""Small tokenizers of the two great families, built in code: byte-level BPE, and SentencePiece-like with byte fallback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from orca_core.source import ModelSource
+from orca_core.tokenizer import Tokenizer
+
+SPECIAL = ("<s>", "</s>", "<|end|>")
+CHAT_TEMPLATE = (
+    "<s>{% for message in messages %}{% if message['role'] == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "[{{ message['role'] }}] {{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def save_byte_level(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+    """256 byte tokens (ids 3 to 258), a few merges, one added token that is not special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("t", "h"), ("th", "e")]
+    vocab = {token: i for i, token in enumerate((*SPECIAL, *alphabet, *("".join(pair) for pair in merges)))}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return _save(backend, folder, chat_template)
+
+
+def save_sentencepiece(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Path:
+    """Metaspace words and characters, 256 byte tokens, the decoder of Llama 2."""
+    words = ["▁", "▁the", "▁a", "▁cat", "the", "s", "t", "h", "e", "a", "c", "é", "▁é", "日", "."]
+    vocab = {token: i for i, token in enumerate((*SPECIAL, "<unk>", *(f"<0x{i:02X}>" for i in range(256)), *words))}
+    merges = [("▁", "é"), ("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a")]
+    vocab["th"] = len(vocab)
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _save(backend, folder, chat_template)
+
+
+def save_wordpiece(folder: Path, chat_template: str | None = None) -> Path:
+    """A family this project knows no bytes of: it goes through the window decoder."""
+    vocab = {token: i for i, token in enumerate((*SPECIAL, "[UNK]", "the", "cat", "s", "##s", "##at", "c", "."))}
+    backend = Backend(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece("##", cleanup=False)
+    return _save(backend, folder, chat_template)
+
+
+def _save(backend: Backend, folder: Path, chat_template: str | None) -> Path:
+    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    backend.add_tokens([AddedToken("<tool use>", special=False)])
+    inner = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    if chat_template is not None:
+        inner.chat_template = chat_template
+    inner.save_pretrained(str(folder))
+    return folder
+
+
+def load(folder: Path) -> Tokenizer:
+    """The product's tokenizer of a folder."""
+    return Tokenizer.load(ModelSource("tiny", "safetensors", folder, None))
+
+
+def byte_level_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
+    """See ``save_byte_level``."""
+    return load(save_byte_level(folder, chat_template))
+
+
+def sentencepiece_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
+    """See ``save_sentencepiece``."""
+    return load(save_sentencepiece(folder, chat_template))
+
+
+def wordpiece_tokenizer(folder: Path) -> Tokenizer:
+    """See ``save_wordpiece``."""
+    return load(save_wordpiece(folder))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from ray import serve
+
+from deployment import app
+from deployment.config import AppConfig
+from deployment.ingress import Ingress
+from deployment.replica import Replica, ServedReplica
+from deployment.served_ingress import ServedIngress
+from orca_core.errors import ConfigError
+
+ARGS = {"replicas": {"min": 2, "max": 2, "num_cpus": 0.5}, "drain": {"timeout_s": 7}}
+
+
+def test_the_builder_is_typed() -> None:
+    """As strings (lazy annotations), Serve would hand the builder a plain dict."""
+    assert inspect.signature(app.build).parameters["config"].annotation is AppConfig
+
+
+@pytest.mark.parametrize("config", [ARGS, AppConfig.parse(ARGS)])
+def test_an_application_is_built_from_a_config_or_a_mapping(config: object) -> None:
+    assert isinstance(app.build(config), serve.Application)  # type: ignore[arg-type]
+
+
+def test_a_wrong_config_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean replicas\.num_cpus"):
+        app.build({"replicas": {"num_cpu": 1}})  # type: ignore[arg-type]
+
+
+def test_slots_are_the_limit_not_serve() -> None:
+    config = AppConfig.parse(ARGS)
+    for options in (app.replica_options(config), app.ingress_options(config)):
+        assert options["max_ongoing_requests"] >= 10_000
+        assert options["graceful_shutdown_timeout_s"] == 7
+
+
+def test_resources_come_from_the_config() -> None:
+    config = AppConfig.parse({"replicas": {"num_gpus": 1, "num_cpus": 4}, "ingress": {"replicas": 2, "num_cpus": 0.5}})
+    assert app.replica_options(config)["ray_actor_options"] == {"num_cpus": 4, "num_gpus": 1}
+    assert app.ingress_options(config)["ray_actor_options"] == {"num_cpus": 0.5}
+    assert app.ingress_options(config)["num_replicas"] == 2
+
+
+def test_a_fixed_number_of_replicas_does_not_scale() -> None:
+    options = app.replica_options(AppConfig.parse(ARGS))
+    assert options["num_replicas"] == 2
+    assert "autoscaling_config" not in options
+
+
+def test_a_range_of_replicas_scales() -> None:
+    options = app.replica_options(AppConfig.parse({"replicas": {"min": 1, "initial": 2, "max": 5}}))
+    scaling = options["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 5)
+    assert "num_replicas" not in options
+
+
+def test_loads_are_reported_often() -> None:
+    routing = app.replica_options(AppConfig.parse(ARGS))["request_router_config"]
+    assert routing.request_routing_stats_period_s <= 0.5
+    assert routing.request_router_kwargs["stale_after_s"] > routing.request_routing_stats_period_s
+
+
+def test_the_served_classes_are_the_plain_ones() -> None:
+    assert issubclass(ServedReplica, Replica)
+    assert issubclass(ServedIngress, Ingress)
+    assert not isinstance(Replica, serve.Deployment)

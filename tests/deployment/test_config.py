@@ -1,0 +1,183 @@
+"""``AppConfig`` and Serve config files: defaults, refusals that name the field, and what the engine is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from deployment.config import AppConfig
+from deployment.serve_file import (
+    load_app_config,
+    load_serve_file,
+    packaged_config,
+    packaged_config_names,
+    parse_serve_text,
+)
+from orca_core.config import EMBEDDED_MODEL
+from orca_core.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {"applications": [{"import_path": "deployment.app:build", "args": {}}]}
+
+
+def test_defaults() -> None:
+    config = AppConfig.parse({})
+    assert config == AppConfig.parse(None) == AppConfig()
+    assert config.model.id == config.model.source == EMBEDDED_MODEL
+    assert (config.replicas.min, config.replicas.start, config.replicas.max) == (1, 1, 1)
+    engine = config.engine_config()
+    assert (engine.device, engine.n_slots, engine.threads) == ("cpu", None, 1)
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        AppConfig().replicas.min = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "words"),
+    [
+        ({"enigne": {}}, "enigne", "did you mean engine?"),
+        ({"engine": {"max_batchsize": 1}}, "engine.max_batchsize", "did you mean engine.max_batch_size?"),
+        ({"limits": {"zzz": 1}}, "limits.zzz", "known: max_waiting_requests"),
+        ({"engine": 3}, "engine", "must be a mapping"),
+        ({"engine": {"max_batch_size": 0}}, "engine.max_batch_size", "greater than or equal to 1"),
+        ({"engine": {"max_batch_size": "many"}}, "engine.max_batch_size", "must be a valid integer"),
+        ({"engine": {"max_batch_size": 600}}, "engine.max_batch_tokens", "at least max_batch_size (600)"),
+        ({"engine": {"n_slots": "some"}}, "engine.n_slots", "must be auto or an integer"),
+        ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
+        ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
+        ({"engine": {"n_slots": 8}}, "engine.n_slots", "engine.block_size (16)"),
+        ({"engine": {"device": "tpu"}}, "engine.device", "'auto', 'cpu' or 'cuda'"),
+        ({"engine": {"device": "cuda"}}, "replicas.num_gpus", "above 0"),
+        ({"engine": {"device": "cpu"}, "replicas": {"num_gpus": 1}}, "replicas.num_gpus", "must be 0"),
+        ({"engine": {"memory_utilization": 1.5}}, "engine.memory_utilization", "less than or equal to 1"),
+        ({"engine": {"prefix_cache": True}}, "engine.prefix_cache", "no prefix cache"),
+        ({"model": {"dtype": "int3"}}, "model.dtype", "'float32'"),
+        ({"model": {"source": ""}}, "model.source", "at least 1 character"),
+        ({"replicas": {"min": 3, "max": 2}}, "replicas.min", "replicas.max (2)"),
+        ({"replicas": {"min": 1, "max": 2, "initial": 3}}, "replicas.initial", "from 1 to 2"),
+        ({"replicas": {"min": 0}}, "replicas.min", "greater than or equal to 1"),
+        ({"replicas": {"num_gpus": 1.5}}, "replicas.num_gpus", "whole number"),
+        ({"replicas": {"num_cpus": float("nan")}}, "replicas.num_cpus", "finite"),
+        ({"limits": {"max_logprobs": 21}}, "limits.max_logprobs", "less than or equal to 20"),
+        ({"limits": {"max_stop_strings": 17}}, "limits.max_stop_strings", "less than or equal to 16"),
+        ({"auth": {"api_keys_file": "keys"}}, "auth.api_keys_file", "cannot check API keys"),
+    ],
+)
+def test_refusals_name_the_field(args: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.parse(args)
+    assert caught.value.field == field
+    assert words in caught.value.reason
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_from_the_environment_are_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCA_API_KEYS_FILE", "/some/file")
+    with pytest.raises(ConfigError, match=r"auth\.api_keys_file"):
+        AppConfig.parse({})
+
+
+def test_empty_sections_are_defaults() -> None:
+    assert AppConfig.parse({"replicas": None, "engine": {}}) == AppConfig()
+
+
+@pytest.mark.parametrize(
+    ("source", "model_id"),
+    [
+        ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("org/name", "org/name"),
+        ("/models/tiny/", "tiny"),
+        ("./tiny", "tiny"),
+        ("/models/tiny-Q8.gguf", "tiny-Q8"),
+    ],
+)
+def test_model_id_from_source(source: str, model_id: str) -> None:
+    assert AppConfig.parse({"model": {"source": source}}).model.id == model_id
+    assert AppConfig.parse({"model": {"source": source, "id": "mine"}}).model.id == "mine"
+
+
+def test_engine_config_carries_everything() -> None:
+    config = AppConfig.parse(
+        {
+            "model": {"source": "a/b", "revision": "v1", "dtype": "float32"},
+            "engine": {"n_slots": 512, "max_model_len": 128, "max_batch_size": 4, "max_batch_tokens": 64},
+            "replicas": {"num_cpus": 2.5, "max": 4},
+            "limits": {"max_stream_backlog": 9},
+        }
+    )
+    engine = config.engine_config()
+    assert (engine.model, engine.revision, engine.dtype) == ("a/b", "v1", "float32")
+    assert (engine.n_slots, engine.max_model_len, engine.max_batch_size, engine.max_batch_tokens) == (512, 128, 4, 64)
+    assert (engine.threads, engine.max_stream_backlog) == (2, 9)
+    assert engine.memory_utilization == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("num_gpus", "share"), [(0.5, 0.45), (1, 0.9), (2, 0.9)])
+def test_gpu_memory_share(num_gpus: float, share: float) -> None:
+    config = AppConfig.parse({"replicas": {"num_gpus": num_gpus}})
+    assert config.engine_config().device == "auto"
+    assert config.engine_config().memory_utilization == pytest.approx(share)
+
+
+@pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml"])
+def test_packaged_configs(name: str) -> None:
+    assert name in packaged_config_names()
+    file = load_serve_file(name)
+    assert file.document["grpc_options"]["grpc_servicer_functions"]
+    assert load_app_config(packaged_config(name)) == file.app
+    assert (file.http_port, file.grpc_port) == (8000, 9000)
+
+
+def test_local_cpu_is_what_the_readme_says() -> None:
+    file = load_serve_file("local-cpu.yaml")
+    assert (file.host, file.app_name) == ("127.0.0.1", "orca")
+    assert (file.app.replicas.start, file.app.replicas.num_gpus) == (2, 0)
+
+
+def test_overrides_leave_the_original_alone() -> None:
+    file = load_serve_file("local-cpu.yaml")
+    before = yaml.safe_dump(file.document)
+    other = file.with_overrides(model="./x/tiny", replicas=3, host="0.0.0.0", http_port=1, grpc_port=2)
+    assert yaml.safe_dump(file.document) == before
+    assert (other.app.model.id, other.app.replicas.min, other.app.replicas.max) == ("tiny", 3, 3)
+    assert (other.host, other.http_port, other.grpc_port) == ("0.0.0.0", 1, 2)
+    with pytest.raises(ConfigError, match=r"auth\.api_keys_file"):
+        file.with_overrides(api_keys_file="keys")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"aplications": []}, "aplications"),
+        ({"applications": []}, "applications"),
+        ({"applications": [{"import_path": "other:build"}]}, "applications.0.import_path"),
+        ({"applications": [{"import_path": "deployment.app:build", "args": 3}]}, "applications.0.args"),
+        ({"http_options": {"port": 70000}}, "http_options.port"),
+        ({"grpc_options": {"port": "x"}}, "grpc_options.port"),
+        ({"grpc_options": []}, "grpc_options"),
+    ],
+)
+def test_bad_serve_documents(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_text(yaml.safe_dump({**MINIMAL, **change}))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n", "", "a: 1\na: 2\n", "a: !!python/object:os.system {}\n"])
+def test_bad_yaml(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_text(text)
+    assert caught.value.field == "config"
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_serve_file(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_serve_file(tmp_path)

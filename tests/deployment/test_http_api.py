@@ -1,0 +1,432 @@
+"""The OpenAI HTTP face over a fake service: bodies, streams, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployment.config import LimitsSection
+from deployment.http_api import build_app
+from orca_core.errors import (
+    DeadlineExceededError,
+    InvariantError,
+    OverloadedError,
+    RequestCancelledError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from tests.deployment.fake_service import MODEL, WORDS, FakeService, wrapped
+
+TEXT = "".join(WORDS)
+COMPLETION = {"model": MODEL.model_id, "prompt": "Hi"}
+CHAT = {"model": MODEL.model_id, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+def client_of(service: FakeService, **limits: Any) -> httpx.AsyncClient:
+    app = build_app(service, LimitsSection(**limits), wall_clock=lambda: 1700000000.5)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://orca")
+
+
+@pytest.fixture
+async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(service) as client:
+        yield client
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each event; ``[DONE]`` stays text."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_whole_completion(client: httpx.AsyncClient, service: FakeService) -> None:
+    response = await client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "mine-1"})
+    body = response.json()
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "mine-1"
+    assert response.headers["x-orca-replica"] == "r1"
+    assert body["object"] == "text_completion"
+    assert (body["id"], body["created"], body["model"]) == ("cmpl-mine-1", 1700000000, MODEL.model_id)
+    assert body["choices"] == [
+        {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert service.calls[0].client_request_id == "mine-1"
+    assert service.open == 0
+
+
+async def test_defaults_are_those_of_openai(client: httpx.AsyncClient, service: FakeService) -> None:
+    await client.post("/v1/completions", json=COMPLETION)
+    sampling = service.calls[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens, sampling.seed) == (1.0, 1.0, None, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_stream_equals_whole(client: httpx.AsyncClient, path: str) -> None:
+    base = CHAT if "chat" in path else COMPLETION
+    whole = (await client.post(path, json=base)).json()
+    request = {**base, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage, done = events(await client.post(path, json=request))
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [c["finish_reason"] for c in choices].count("stop") == 1
+    assert choices[-1]["finish_reason"] == "stop"
+    if "chat" in path:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["delta"].get("role") for c in choices].count("assistant") == 1
+        assert "".join(c["delta"].get("content", "") for c in choices) == TEXT
+        assert whole["choices"][0]["message"]["content"] == TEXT
+    else:
+        assert "".join(c["text"] for c in choices) == whole["choices"][0]["text"] == TEXT
+
+
+async def test_stream_without_usage_ends_with_done(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert events(response)[-1] == "[DONE]"
+    assert all("usage" not in event for event in events(response)[:-1])
+
+
+async def test_choices_have_their_own_seeds(client: httpx.AsyncClient, service: FakeService) -> None:
+    request = {**COMPLETION, "prompt": ["a", "b"], "n": 2, "seed": 2**64 - 1}
+    body = (await client.post("/v1/completions", json=request)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    by_prompt = sorted((call.prompt, call.sampling.seed) for call in service.calls)
+    assert by_prompt == [("a", 0), ("a", 2**64 - 1), ("b", 0), ("b", 2**64 - 1)]
+    assert len(service.checked) == 4
+    assert body["usage"]["prompt_tokens"] == 6
+    assert body["usage"]["completion_tokens"] == 20
+
+
+async def test_streamed_choices_each_finish_once(client: httpx.AsyncClient, service: FakeService) -> None:
+    *chunks, done = events(await client.post("/v1/chat/completions", json={**CHAT, "n": 3, "stream": True}))
+    assert done == "[DONE]"
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(c["delta"].get("content", "") for c in own) == TEXT
+        assert [c["finish_reason"] for c in own if c["finish_reason"]] == ["stop"]
+    assert service.open == 0
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi", "you"], [1, 2], [[1, 2], [3]]])
+async def test_prompt_forms(client: httpx.AsyncClient, service: FakeService, prompt: Any) -> None:
+    response = await client.post("/v1/completions", json={**COMPLETION, "prompt": prompt, "echo": True})
+    assert response.status_code == 200
+    texts = {"Hi": ["Hi"], "['Hi', 'you']": ["Hi", "you"], "[1, 2]": ["BC"], "[[1, 2], [3]]": ["BC", "D"]}[str(prompt)]
+    assert [choice["text"] for choice in response.json()["choices"]] == [text + TEXT for text in texts]
+
+
+async def test_echo_in_a_stream_comes_once(client: httpx.AsyncClient) -> None:
+    *chunks, _ = events(await client.post("/v1/completions", json={**COMPLETION, "echo": True, "stream": True}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hi" + TEXT
+
+
+async def test_completion_logprobs(client: httpx.AsyncClient) -> None:
+    body = (await client.post("/v1/completions", json={**COMPLETION, "logprobs": 2})).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list(WORDS)
+    assert logprobs["token_logprobs"] == [-0.5] * 5
+    assert logprobs["text_offset"] == [0, 5, 9, 9, 11]
+    assert logprobs["top_logprobs"][0] == {"Hello": -0.5, "x": -9999.0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_logprobs(client: httpx.AsyncClient, stream: bool) -> None:
+    request = {**CHAT, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    response = await client.post("/v1/chat/completions", json=request)
+    choices = [e["choices"][0] for e in events(response)[:-1]] if stream else response.json()["choices"]
+    content = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
+    assert [entry["token"] for entry in content] == list(WORDS)
+    assert content[0]["bytes"] == list(b"Hello")
+    assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.5, -9999.0]
+
+
+async def test_sampling_fields_arrive(client: httpx.AsyncClient, service: FakeService) -> None:
+    request = {
+        **CHAT, "max_completion_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 7,
+        "stop": "END", "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"3": 1, "4": -2.5}, "user": "me",
+        "something_new": {"a": 1},
+    }  # fmt: skip
+    assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
+    sampling = service.calls[0].sampling
+    assert (sampling.max_new_tokens, sampling.min_new_tokens, sampling.seed) == (4, 2, 7)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("END",), (5,), True)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.1, 0.5, -0.5)
+    assert sampling.logit_bias == {3: 1, 4: -2.5}
+
+
+async def test_content_parts_and_roles(client: httpx.AsyncClient, service: FakeService) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    await client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
+    assert [(m.role, m.content) for m in service.calls[0].messages or ()] == [("system", "be brief"), ("user", "a\nb")]
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 3}, "prompt"),
+    ({"prompt": ["ok", "", "ok"]}, "prompt"),
+    ({"prompt": ["ok", 3]}, "prompt"),
+    ({"prompt": [1, "x"]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [1, -1]}, "prompt"),
+    ({"prompt": "\ud800"}, "prompt"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 999999}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"presence_penalty": 2.1}, "presence_penalty"),
+    ({"seed": 2**64}, "seed"),
+    ({"n": 0}, "n"),
+    ({"n": 65}, "n"),
+    ({"n": 33, "prompt": ["a", "b"]}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"logit_bias": {"abc": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"suffix": "x"}, "suffix"),
+    ({"model": 3}, "model"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:40])
+async def test_bad_completion_starts_nothing(
+    client: httpx.AsyncClient, service: FakeService, change: dict[str, Any], param: str
+) -> None:
+    response = await client.post("/v1/completions", content=json.dumps({**COMPLETION, **change}))
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(param)
+    assert service.calls == []
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "user", "content": ""}]}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ({"messages": ["x"]}, "messages[0]"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"chat_template": "{{ lipsum.__globals__ }}"}, "chat_template"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=lambda value: str(value)[:40])
+async def test_bad_chat_starts_nothing(
+    client: httpx.AsyncClient, service: FakeService, change: dict[str, Any], param: str
+) -> None:
+    response = await client.post("/v1/chat/completions", json={**CHAT, **change})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert service.calls == []
+
+
+async def test_defaults_of_unsupported_fields_are_accepted(client: httpx.AsyncClient) -> None:
+    request = {**CHAT, "tools": [], "response_format": {"type": "text"}, "best_of": 1, "store": False, "audio": None}
+    assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}',
+        b'{"prompt": "x", "temperature": -Infinity}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+        b"[]",
+        b"",
+        b"\xff\xfe{}",
+    ],
+    ids=range(9),
+)
+async def test_bodies_that_are_not_json(client: httpx.AsyncClient, service: FakeService, body: bytes) -> None:
+    response = await client.post("/v1/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "body"
+    assert service.calls == []
+
+
+async def test_too_large_bodies_are_refused_unparsed(service: FakeService) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"[" * 50
+
+    async with client_of(service, max_prompt_bytes=200) as client:
+        declared = await client.post("/v1/completions", content=b"[" * 201)
+        chunked = await client.post("/v1/completions", content=pieces())
+        fits = await client.post("/v1/completions", json=COMPLETION)
+    assert (declared.status_code, chunked.status_code, fits.status_code) == (413, 413, 200)
+    assert declared.json()["error"]["code"] == "payload_too_large"
+
+
+async def test_list_starts_as_a_whole_or_not_at_all(client: httpx.AsyncClient, service: FakeService) -> None:
+    response = await client.post("/v1/completions", json={**COMPLETION, "prompt": ["a", "b"], "max_tokens": 65})
+    assert response.status_code == 400
+    assert "65" in response.json()["error"]["message"]
+    assert "64" in response.json()["error"]["message"]
+    assert service.calls == []
+
+
+ERRORS: list[tuple[Callable[[], Exception], int, str | None]] = [
+    (lambda: OverloadedError("the line is full", 2.2), 429, "3"),
+    (lambda: UnavailableError("draining"), 503, "1"),
+    (lambda: DeadlineExceededError(5), 408, None),
+    (lambda: RequestCancelledError("x"), 499, None),
+    (UnauthenticatedError, 401, None),
+    (lambda: InvariantError("secret state"), 500, None),
+    (lambda: RuntimeError("secret prompt"), 500, None),
+    (lambda: wrapped(UnavailableError("draining")), 503, "1"),
+]
+
+
+@pytest.mark.parametrize(("make", "status", "retry_after"), ERRORS, ids=range(len(ERRORS)))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_before_the_first_token(
+    make: Callable[[], Exception], status: int, retry_after: str | None, stream: bool
+) -> None:
+    async with client_of(FakeService(error=make())) as client:
+        response = await client.post(
+            "/v1/completions", json={**COMPLETION, "stream": stream}, headers={"x-request-id": "id-9"}
+        )
+    assert response.status_code == status
+    assert response.headers.get("retry-after") == retry_after
+    assert "secret" not in response.text
+    if status == 500:
+        assert response.json()["error"]["message"] == "internal error, request id-9"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("n", [1, 2])
+async def test_broken_stream_ends_with_an_error_event(path: str, n: int) -> None:
+    service = FakeService(error=UnavailableError("the replica was lost"), fail_after=2)
+    base = CHAT if "chat" in path else COMPLETION
+    async with client_of(service) as client:
+        response = await client.post(path, json={**base, "stream": True, "n": n})
+    assert response.status_code == 200
+    *chunks, last = events(response)
+    assert last["error"]["code"] == "unavailable"
+    assert "[DONE]" not in response.text
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert service.open == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stream_that_just_ends_is_an_error(stream: bool) -> None:
+    async with client_of(FakeService(truncate=True)) as client:
+        response = await client.post("/v1/completions", json={**COMPLETION, "stream": stream})
+    assert "the stream ended early" in response.text
+    assert "[DONE]" not in response.text
+    assert response.status_code == (200 if stream else 503)
+
+
+async def test_timeout_header(client: httpx.AsyncClient, service: FakeService) -> None:
+    await client.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout-s": "2.5"})
+    assert service.calls[0].timeout_s == 2.5
+    for bad in ("0", "-1", "nan", "inf", "soon"):
+        response = await client.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout-s": bad})
+        assert response.status_code == 400
+
+
+async def test_models_status_and_health(client: httpx.AsyncClient, service: FakeService) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == [MODEL.model_id]
+    assert (await client.get(f"/v1/models/{MODEL.model_id}")).json() == listed["data"][0]
+    missing = await client.get("/v1/models/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    status = (await client.get("/v1/status")).json()
+    assert status["replicas"][0]["load"]["headroom"] == 146
+    assert (await client.get("/livez")).status_code == 200
+    assert (await client.get("/readyz")).status_code == 200
+    service.is_ready = False
+    unready = await client.get("/readyz")
+    assert (unready.status_code, unready.headers["retry-after"]) == (503, "1")
+    assert (await client.get("/livez")).status_code == 200
+
+
+async def test_unknown_model_path_and_method(client: httpx.AsyncClient) -> None:
+    for response, status in (
+        (await client.post("/v1/completions", json={**COMPLETION, "model": "other"}), 404),
+        (await client.get("/v1/nothing"), 404),
+        (await client.get("/v1/completions"), 405),
+    ):
+        assert response.status_code == status
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_official_client(service: FakeService) -> None:
+    async with (
+        client_of(service) as http,
+        openai.AsyncOpenAI(api_key="none", base_url="http://orca/v1", http_client=http, max_retries=0) as client,
+    ):
+        chat = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=1)
+        assert chat.choices[0].message.content == TEXT
+        assert chat.usage is not None
+        assert chat.usage.total_tokens == 8
+        stream = await client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+        assert chunks[-1].usage == chat.usage
+        completion = await client.completions.create(**COMPLETION, n=2, logprobs=1)
+        assert [choice.text for choice in completion.choices] == [TEXT, TEXT]
+        assert [model.id async for model in client.models.list()] == [MODEL.model_id]
+        assert (await client.models.retrieve(MODEL.model_id)).id == MODEL.model_id
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**{**CHAT, "messages": []})
+        assert caught.value.param == "messages"
+        service.error, service.fail_after = UnavailableError("the replica was lost"), 2
+        with pytest.raises(openai.APIError, match="the replica was lost"):
+            [c async for c in await client.chat.completions.create(**CHAT, stream=True)]

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployment import ingress as ingress_module
+from deployment.config import AppConfig
+from deployment.ingress import Ingress
+from deployment.serving import ChatMessage, GenerationCall, ServedChunk
+from orca_core.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    RequestCancelledError,
+    RequestTooLargeError,
+    UnavailableError,
+)
+from orca_core.types import CancelOutcome, FinishReason, SamplingParams
+from tests.deployment.serving_fakes import INFO, ByteTokenizer, FakeReplicas
+
+FEW = SamplingParams(max_new_tokens=3)
+CONFIG = AppConfig.parse({"model": {"id": "our-name"}, "limits": {"max_prompt_bytes": 100, "max_stop_strings": 2}})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def replicas() -> FakeReplicas:
+    return FakeReplicas()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ingress(replicas: FakeReplicas, clock: Clock) -> Iterator[Ingress]:
+    made = Ingress(CONFIG, replicas, ByteTokenizer(), clock)
+    yield made
+    made.close()
+
+
+def a_call(**given: Any) -> GenerationCall:
+    return GenerationCall(**{"sampling": FEW, "prompt": "hello", **given})
+
+
+async def read(ingress: Ingress, call: GenerationCall) -> list[ServedChunk]:
+    async with aclosing(ingress.generate(call)) as stream:
+        return [served async for served in stream]
+
+
+async def counters(ingress: Ingress) -> dict[str, int]:
+    return (await ingress.status()).counters
+
+
+async def test_a_stream_from_end_to_end(ingress: Ingress, replicas: FakeReplicas) -> None:
+    stream = await read(ingress, a_call(client_request_id="mine"))
+    assert "".join(served.chunk.text for served in stream) == "t0 t1 t2 "
+    assert {served.request_id for served in stream} == {"mine"}
+    assert [served.chunk.finish_reason for served in stream] == [None, None, FinishReason.LENGTH]
+    assert stream[-1].replica == "replica-1"
+    request = replicas.streams[0].request
+    assert request.token_ids == tuple(b"hello")
+    assert request.max_new_tokens == 3
+    assert await counters(ingress) == {
+        "requests": 1, "requests_length": 1, "prompt_tokens": 5, "generated_tokens": 3,
+    }  # fmt: skip
+
+
+async def test_our_id_is_never_the_clients(ingress: Ingress, replicas: FakeReplicas) -> None:
+    await read(ingress, a_call(client_request_id="mine"))
+    await read(ingress, a_call(client_request_id="mine"))
+    ids = {stream.request.request_id for stream in replicas.streams}
+    assert len(ids) == 2
+    assert "mine" not in ids
+
+
+async def test_without_a_clients_id_ours_is_echoed(ingress: Ingress, replicas: FakeReplicas) -> None:
+    stream = await read(ingress, a_call())
+    assert stream[0].request_id == replicas.streams[0].request.request_id
+
+
+async def test_a_chat_is_encoded_as_one(ingress: Ingress, replicas: FakeReplicas) -> None:
+    await read(ingress, a_call(prompt=None, messages=(ChatMessage("user", "hi"),)))
+    assert replicas.streams[0].request.token_ids == tuple(b"<user>hi")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ({"prompt": ""}, InvalidRequestError, "prompt"),
+        ({"prompt": None}, InvalidRequestError, "exactly one"),
+        ({"token_ids": (1,)}, InvalidRequestError, "exactly one"),
+        ({"prompt": None, "token_ids": ()}, InvalidRequestError, "prompt"),
+        ({"prompt": None, "token_ids": (5, 1000)}, InvalidRequestError, "from 0 to 999"),
+        ({"prompt": None, "token_ids": (-1,)}, InvalidRequestError, "from 0 to 999"),
+        ({"prompt": None, "messages": ()}, InvalidRequestError, "messages"),
+        ({"prompt": None, "messages": (ChatMessage("user", ""),)}, InvalidRequestError, "messages"),
+        ({"prompt": "x" * 101}, PayloadTooLargeError, "101 bytes"),
+        ({"prompt": None, "messages": (ChatMessage("user", "é" * 51),)}, PayloadTooLargeError, "102 bytes"),
+        ({"model": "other"}, NotFoundError, "other"),
+        ({"sampling": SamplingParams(stop=("a", "b", "c"))}, InvalidRequestError, "stop"),
+        ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequestError, "logit_bias"),
+        ({"sampling": SamplingParams(max_new_tokens=60)}, RequestTooLargeError, "5 tokens .* 60 = 65 .* 64"),
+        ({"client_request_id": "x" * 257}, InvalidRequestError, "request_id"),
+        ({"timeout_s": -1.0}, DeadlineExceededError, "deadline"),
+    ],
+)
+async def test_bad_input_never_reaches_a_replica(
+    ingress: Ingress, replicas: FakeReplicas, given: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        await read(ingress, a_call(**given))
+    assert not replicas.streams
+
+
+async def test_a_prompt_above_the_byte_limit_is_not_tokenised(replicas: FakeReplicas) -> None:
+    tokenizer = ByteTokenizer()
+    ingress = Ingress(CONFIG, replicas, tokenizer)
+    with pytest.raises(PayloadTooLargeError):
+        await read(ingress, a_call(prompt="x" * 101))
+    assert tokenizer.n_calls == 0
+    ingress.close()
+
+
+async def test_bad_input_leaves_an_open_stream_alone(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 1
+    stream = ingress.generate(a_call())
+    await anext(stream)
+    with pytest.raises(InvalidRequestError):
+        await read(ingress, a_call(prompt=""))
+    assert replicas.streams[0].n_cancels == 0
+    replicas.n_free = 10
+    replicas.streams[0].ended.set()
+    assert [served.chunk.text async for served in stream] == ["t1 ", "t2 "]
+
+
+async def test_check_starts_nothing(ingress: Ingress, replicas: FakeReplicas) -> None:
+    """Field case C17: a list of prompts starts as a whole or not at all."""
+    await ingress.check([a_call(), a_call()])
+    with pytest.raises(InvalidRequestError):
+        await ingress.check([a_call(), a_call(prompt=""), a_call()])
+    assert not replicas.streams
+
+
+async def test_a_reader_that_leaves_cancels(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 1
+    stream = ingress.generate(a_call())
+    await anext(stream)
+    await stream.aclose()
+    assert replicas.streams[0].n_cancels == 1
+    assert (await counters(ingress))["requests_cancelled"] == 1
+
+
+async def test_a_cancelled_task_cancels(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 0
+    task = asyncio.create_task(read(ingress, a_call()))
+    await replicas.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert replicas.streams[0].n_cancels == 1
+    assert (await counters(ingress))["requests_cancelled"] == 1
+
+
+async def test_a_finished_stream_is_not_cancelled(ingress: Ingress, replicas: FakeReplicas) -> None:
+    await read(ingress, a_call())
+    assert replicas.streams[0].n_cancels == 0
+
+
+async def test_a_lost_stream_is_never_a_normal_end(ingress: Ingress, replicas: FakeReplicas) -> None:
+    """Field case B10."""
+    replicas.cut_after = 2
+    with pytest.raises(UnavailableError):
+        await read(ingress, a_call())
+    assert (await counters(ingress))["requests_error"] == 1
+
+
+@pytest.mark.parametrize("name", ["ActorDiedError", "ActorUnavailableError"])
+async def test_a_dead_replica_is_unavailable(ingress: Ingress, replicas: FakeReplicas, name: str) -> None:
+    import ray.exceptions
+
+    kind = getattr(ray.exceptions, name)
+    replicas.cut_after = 1
+    replicas.error = kind() if name == "ActorDiedError" else kind("no answer", b"x" * 16)
+    with pytest.raises(UnavailableError):
+        await read(ingress, a_call())
+
+
+async def test_an_unknown_error_says_nothing_but_the_id(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.cut_after = 1
+    replicas.error = ValueError("the secret prompt")
+    with pytest.raises(InternalError) as caught:
+        await read(ingress, a_call(client_request_id="mine"))
+    assert str(caught.value) == "internal error, request mine"
+    assert caught.value.__cause__ is None
+
+
+async def test_the_replica_is_told_what_is_left_of_the_deadline(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock
+) -> None:
+    real = replicas.reports
+
+    async def slow() -> Any:
+        clock.now += 3.0
+        return await real()
+
+    replicas.reports = slow  # type: ignore[method-assign]
+    await read(ingress, a_call(timeout_s=10.0))
+    assert replicas.streams[0].request.timeout_s == pytest.approx(7.0)
+    clock.now += 100
+    ingress._model = None
+    with pytest.raises(DeadlineExceededError, match=r"deadline of 1 s"):
+        await read(ingress, a_call(timeout_s=1.0))
+
+
+async def test_no_request_outlasts_the_limit(ingress: Ingress, replicas: FakeReplicas) -> None:
+    await read(ingress, a_call())
+    await read(ingress, a_call(timeout_s=1e9))
+    assert [stream.request.timeout_s for stream in replicas.streams] == [CONFIG.limits.max_request_seconds] * 2
+
+
+async def test_a_deadline_nobody_enforces_is_enforced_here(
+    ingress: Ingress, replicas: FakeReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress_module, "DEADLINE_GRACE_S", 0.0)
+    replicas.n_free = 1
+    with pytest.raises(DeadlineExceededError, match=r"deadline of 0\.01 s"):
+        await read(ingress, a_call(timeout_s=0.01))
+    assert (await counters(ingress))["requests_deadline"] == 1
+
+
+async def test_cancel_by_the_clients_id(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 1
+    streams = [ingress.generate(a_call(client_request_id="mine")) for _ in range(2)]
+    other = ingress.generate(a_call(client_request_id="other"))
+    for stream in (*streams, other):
+        await anext(stream)
+    assert await ingress.cancel("mine") is CancelOutcome.CANCELLED
+    for stream in streams:
+        with pytest.raises(RequestCancelledError, match="mine"):
+            await anext(stream)
+    assert replicas.cancels == ["mine"]
+    assert replicas.streams[2].n_cancels == 0
+    await other.aclose()
+
+
+@pytest.mark.parametrize("outcome", list(CancelOutcome))
+async def test_cancel_asks_the_replicas_for_what_another_ingress_started(
+    ingress: Ingress, replicas: FakeReplicas, outcome: CancelOutcome
+) -> None:
+    replicas.outcome = outcome
+    assert await ingress.cancel("elsewhere") is outcome
+
+
+async def test_the_model_has_the_public_name_and_the_largest_pool(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.infos = [INFO, replace(INFO, n_slots=256)]
+    model = await ingress.model()
+    assert (model.model_id, model.n_slots) == ("our-name", 256)
+
+
+async def test_no_replica_is_unavailable_until_there_is_one(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.infos = []
+    assert not await ingress.ready()
+    with pytest.raises(UnavailableError):
+        await read(ingress, a_call())
+    with pytest.raises(UnavailableError):
+        await ingress.status()
+    replicas.infos = [INFO]
+    assert len(await read(ingress, a_call())) == 3
+
+
+async def test_readiness_does_not_ask_at_every_probe(ingress: Ingress, replicas: FakeReplicas, clock: Clock) -> None:
+    assert [await ingress.ready() for _ in range(5)] == [True] * 5
+    assert replicas.n_reports == 1
+    replicas.infos = []
+    clock.now += 10
+    assert not await ingress.ready()
+
+
+async def test_tokens_and_text(ingress: Ingress) -> None:
+    assert await ingress.tokenize("abc") == [97, 98, 99]
+    assert await ingress.detokenize((97, 98)) == "ab"
+    with pytest.raises(InvalidRequestError, match="from 0 to 999"):
+        await ingress.detokenize((1000,))
+    with pytest.raises(PayloadTooLargeError):
+        await ingress.tokenize("x" * 101)

@@ -1,0 +1,156 @@
+"""A whole service on the embedded model, started by the command line as a user would, once a front of Serve."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from deployment.pb.orca.v1 import orca_pb2 as pb
+from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
+
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+SETTLE_TIMEOUT_S = 10.0
+CONFIG = """
+grpc_options:
+  grpc_servicer_functions:
+    - deployment.grpc_api.add_orca_service
+    - grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server
+applications:
+  - name: orca
+    import_path: deployment.app:build
+    route_prefix: /
+    args:
+      engine: {device: cpu, n_slots: 2048, max_model_len: 1024}
+      replicas: {min: 2, max: 2, num_cpus: 1, load_report_interval_s: 0.25}
+      drain: {timeout_s: 10}
+"""
+
+
+def free_ports(n: int) -> list[int]:
+    """Ports nobody listens on now, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+@dataclass
+class Server:
+    """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group."""
+
+    process: subprocess.Popen[str]
+    http_port: int
+    grpc_port: int
+    channel: grpc.Channel
+    stub: OrcaServiceStub
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def loads(self) -> list[pb.Load]:
+        return [replica.load for replica in self.stub.GetStatus(pb.GetStatusRequest(), timeout=10).replicas]
+
+    def settle(self) -> None:
+        """Wait until nothing is reserved, waiting or running on any replica; fail where it stays so."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            loads = self.loads()
+            if len(loads) == 2 and not any(
+                load.reserved_slots or load.used_slots or load.queued_slots or load.running or load.waiting
+                for load in loads
+            ):
+                return
+            assert time.monotonic() < deadline, f"slots are not free: {loads}"
+            time.sleep(0.05)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """An environment in which nothing that Serve keeps on a machine is shared with another Serve."""
+    metrics, stats, base = *free_ports(2), 20_000 + os.getpid() % 5_000 * 2
+    proxy = folder / "haproxy"
+    proxy.mkdir()
+    return {
+        **os.environ,
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(base),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(base + 100),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(base + 10_000),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(base + 10_100),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    }
+
+
+def start(folder: Path, front: str) -> Server:
+    """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
+    config = folder / "serve.yaml"
+    config.write_text(CONFIG)
+    http_port, grpc_port = free_ports(2)
+    command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
+    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+    command += ["--plain-proxy"] if front == "proxy" else []
+    log = folder / "up.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(folder), start_new_session=True
+        )
+    alarm = threading.Timer(READY_TIMEOUT_S, process.terminate)
+    alarm.start()
+    line = process.stdout.readline() if process.stdout else ""
+    alarm.cancel()
+    if not line.startswith("ready "):
+        with process:
+            process.terminate()
+        pytest.fail(f"the service did not start: {line}{log.read_text()[-3000:]}")
+    channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
+    return Server(process, http_port, grpc_port, channel, OrcaServiceStub(channel))
+
+
+def stop(server: Server) -> int:
+    """SIGTERM, as a supervisor would; the exit status. Whatever is left of the process group is killed."""
+    server.channel.close()
+    with server.process as process:
+        process.terminate()
+        try:
+            return process.wait(STOP_TIMEOUT_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session", params=["throughput", "proxy"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # Serve's unix sockets have short names only
+    running = start(tmp_path_factory.mktemp("up"), request.param)
+    yield running
+    status = stop(running)
+    assert status == 0, f"`up` ended with {status}"
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", running.grpc_port)) != 0, "the gRPC port is still open"
+
+
+@pytest.fixture
+def settled(server: Server) -> Iterator[Server]:
+    """The service, idle before the test and, as the test's last assertion, after it."""
+    server.settle()
+    yield server
+    server.settle()
