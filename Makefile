@@ -41,7 +41,7 @@ types: setup ## mypy --strict on both packages
 	$(BIN)/mypy
 
 imports: setup ## import-linter: the layers, and who may import what
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 architecture: setup ## the project's own rules (tests/test_architecture.py)
 	$(BIN)/python -m pytest -q tests/test_architecture.py

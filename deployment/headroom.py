@@ -1,4 +1,4 @@
-"""Which replica has the most room: the last reported loads, less what was sent since. Free of Ray, one per handle.
+"""Which replica has the most room: its last report, less what was sent and plus what ended since. Free of Ray.
 
 The books are an estimate; a replica's own ledger has the last word.
 """
@@ -33,6 +33,12 @@ class _Reservation:
     sent_at: float  # seconds, our wall clock
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    reservation: _Reservation
+    at: float  # seconds, our wall clock
+
+
 class HeadroomBook:
     """Chooses a replica and reserves the demand on it in one step, so that choices of one instant see each other.
 
@@ -51,6 +57,8 @@ class HeadroomBook:
         self._suspects: dict[str, float] = {}
         # dependent calls of one Serve request share its internal id, hence a queue a key
         self._in_flight: dict[str, dict[str, deque[_Reservation]]] = {}
+        # ended since the replica's last report, which may still count them
+        self._ended: dict[str, list[_Ended]] = {}
 
     # ---- what is known
 
@@ -60,12 +68,13 @@ class HeadroomBook:
         if known is not None and taken_at <= known.taken_at:
             return
         self._reports[replica] = _Report(load, taken_at, self._clock())
+        self._ended[replica] = [ended for ended in self._ended.get(replica, ()) if ended.at > taken_at]
         self._suspects.pop(replica, None)
 
     def keep(self, replicas: Iterable[str]) -> None:
         """Forget the reports of replicas that are gone. Their reservations go when their requests end."""
         present = set(replicas)
-        for known in (self._reports, self._suspects):
+        for known in (self._reports, self._suspects, self._ended):
             for replica in [name for name in known if name not in present]:
                 del known[replica]
 
@@ -114,7 +123,9 @@ class HeadroomBook:
         requests = self._in_flight.get(replica)
         if requests is None or request_id not in requests:
             return
-        requests[request_id].popleft()
+        reservation = requests[request_id].popleft()
+        if replica in self._reports:
+            self._ended.setdefault(replica, []).append(_Ended(reservation, self._clock()))
         if not requests[request_id]:
             del requests[request_id]
         if not requests:
@@ -142,4 +153,7 @@ class HeadroomBook:
             return n_slots_if_unknown, n_slots_if_unknown - sum(r.demand for r in reservations)
         seen_until = report.taken_at - REPORT_DELAY_S
         unseen = sum(r.demand for r in reservations if r.sent_at > seen_until)
-        return report.load.n_slots, report.load.headroom - unseen
+        over = (ended.reservation for ended in self._ended.get(replica, ()))
+        freed = sum(reservation.demand for reservation in over if reservation.sent_at <= seen_until)
+        # what ended may have been gone from the report already: an idle replica has no more than all its slots
+        return report.load.n_slots, min(report.load.headroom + freed, report.load.n_slots) - unseen

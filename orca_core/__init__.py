@@ -7,7 +7,7 @@ transformers.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from orca_core.channel import Channel
@@ -45,7 +45,7 @@ __all__ = [
     "SamplingParams",
 ]
 
-_MODULE_OF = {
+_MODULE_OF: Final = {
     "Channel": "channel",
     "EMBEDDED_MODEL": "config",
     "Engine": "engine",

@@ -18,8 +18,7 @@ def check(config: Annotated[str, typer.Argument(help="A Serve config file, or th
     slots = "measured at start" if engine.n_slots is None else str(engine.n_slots)
     typer.echo(f"{config}: valid")
     typer.echo(f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}")
-    typer.echo(
-        f"replicas  {replicas.start}{span} on {engine.device}, {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU each"
-    )
+    typer.echo(f"replicas  {replicas.start}{span} on {engine.device}")
+    typer.echo(f"each has  {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU")
     typer.echo(f"engine    batch of {engine.max_batch_size} requests, {engine.max_batch_tokens} tokens; slots {slots}")
     typer.echo(f"ports     http {file.host}:{file.http_port}, grpc {file.host}:{file.grpc_port}")

@@ -5,15 +5,15 @@ Imports Ray: the environment must be set before this module is imported.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, redirect_stderr, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import ray
@@ -84,8 +84,7 @@ class Launcher:
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""
-        # Ray prints what it thinks of actors that end while it waits for them
-        with redirect_stderr(io.StringIO()):
+        with _silent_stderr():
             if ray.is_initialized():
                 with suppress(Exception):
                     if self._address is None:
@@ -218,8 +217,24 @@ def _haproxy_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{home}/metrics.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": home,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
+        # how long an actor lingers for balancers that learn late of its end: ours learns at once
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
     }
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Ray prints what it thinks of actors that end while it waits for them, past ``sys.stderr``."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _free_ports(count: int) -> list[int]:

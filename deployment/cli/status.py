@@ -65,13 +65,12 @@ def _body(status: ServiceStatus) -> dict[str, Any]:
 
 def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -> RenderableType:
     """One row a replica. Rates need two readings ``elapsed_s`` seconds apart."""
-    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     state = "draining" if now.draining else "ready" if now.replicas else "no replica ready"
     line = f"waiting {now.waiting_requests} requests, {now.waiting_slots} slots"
     title = f"{now.model.model_id}  {state}  {line}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("replica", no_wrap=True)
     for name in ("slots", "reserved", "used", "headroom", "queued", "running", "waiting", "tokens/s", "age s"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two great families, built in code: byte-level BPE, and SentencePiece-like with byte fallback."""
+"""Small tokenizers built in code: byte-level BPE, SentencePiece-like with byte fallback, WordPiece."""
 
 from __future__ import annotations
 

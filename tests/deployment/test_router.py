@@ -91,6 +91,29 @@ def test_a_report_taken_too_early_to_know_a_request_does_not_replace_it(book: He
     assert book.headroom("a") == 700
 
 
+def test_what_ended_since_the_report_is_free_again(book: HeadroomBook, clock: Clock) -> None:
+    """Two requests right after a third one ended must land on two replicas, though the report still counts that one."""
+    reported(book, clock, a=IDLE, b=IDLE)
+    where = book.reserve("r", ["a", "b"], 300)
+    clock.now += 1
+    reported(book, clock, **{where: Load(n_slots=1000, reserved_slots=300)})
+    clock.now += 0.1
+    book.release("r", where)
+    assert book.headroom(where) == 1000
+    assert {book.reserve(f"s{i}", ["a", "b"], 20) for i in range(2)} == {"a", "b"}
+    clock.now += 0.1
+    reported(book, clock, a=IDLE, b=IDLE)
+    assert book.headroom(where) <= 1000
+
+
+def test_the_end_of_a_request_the_report_never_counted_frees_nothing(book: HeadroomBook, clock: Clock) -> None:
+    reported(book, clock, a=Load(n_slots=1000, reserved_slots=500))
+    book.reserve("r", ["a"], 300)
+    assert book.headroom("a") == 200
+    book.release("r", "a")
+    assert book.headroom("a") == 500
+
+
 def test_an_older_report_changes_nothing(book: HeadroomBook, clock: Clock) -> None:
     reported(book, clock, a=Load(n_slots=1000, reserved_slots=300))
     book.report("a", IDLE, clock.now - 1)

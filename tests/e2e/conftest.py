@@ -79,23 +79,18 @@ class Server:
             time.sleep(0.05)
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """An environment in which nothing that Serve keeps on a machine is shared with another Serve."""
-    metrics, stats, base = *free_ports(2), 20_000 + os.getpid() % 5_000 * 2
-    proxy = folder / "haproxy"
-    proxy.mkdir()
+def environment() -> dict[str, str]:
+    """An environment in which no port that Serve uses on a machine is shared with another Serve."""
+    metrics, stats = free_ports(2)
+    base = 20_000 + os.getpid() % 50 * 100  # of ranges that each Serve counts through
     return {
         **os.environ,
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(base),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(base + 100),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(base + 10_000),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(base + 10_100),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(base + 99),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(base + 5_000),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(base + 5_099),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }
 
@@ -111,7 +106,7 @@ def start(folder: Path, front: str) -> Server:
     log = folder / "up.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(folder), start_new_session=True
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(), start_new_session=True
         )
     alarm = threading.Timer(READY_TIMEOUT_S, process.terminate)
     alarm.start()
@@ -139,7 +134,6 @@ def stop(server: Server) -> int:
 
 @pytest.fixture(scope="session", params=["throughput", "proxy"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # Serve's unix sockets have short names only
     running = start(tmp_path_factory.mktemp("up"), request.param)
     yield running
     status = stop(running)
