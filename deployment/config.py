@@ -116,11 +116,10 @@ class ReplicasSection(_Section):
 
 
 class AutoscalingSection(_Section):
-    """When ``replicas.min`` < ``replicas.max``: replicas follow the depth of the queue.
+    """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
 
-    ``target_queued_slots_ratio``: demand (reserved + queued slots, the ingress's line included) the service aims for,
-    as a share of all slots. ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last to be followed.
-    ``interval_s``: seconds between two decisions.
+    ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
+    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions.
     """
 
     target_queued_slots_ratio: float = Field(default=0.8, gt=0)
@@ -209,7 +208,6 @@ class AppConfig(_Section):
     def _known_keys(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
             _refuse_unknown_keys(cls, values, "")
-            # "replicas:" with nothing below it is how YAML users write "all defaults"
             given = {name: value for name, value in values.items() if value is not None}
             return {"auth": {}, **given}  # validated here, so that an error from its environment has its full name
         return values
@@ -289,8 +287,8 @@ def _config_error(error: ValidationError) -> ConfigError:
     """The first thing pydantic found, as a dotted name and one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     names = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    reason = str(first["msg"]).removeprefix("Value error, ").replace("\n", " ")
-    reason = reason.replace("Input should be", "must be", 1)
+    message = str(first["msg"]).removeprefix("Value error, ").replace("\n", " ")
+    reason = message.replace("Input should be", "must be", 1)
     return ConfigError(".".join(str(part) for part in names) or "args", reason)
 
 

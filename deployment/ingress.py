@@ -223,6 +223,7 @@ class Ingress(GrpcMethods):
             alarm.cancel()
             if not finished:
                 stream.cancel()
+                self._replicas.abandon(request.request_id)
 
     def _explain(self, error: BaseException, live: _Live) -> OrcaError:
         """The error as the client sees it: what we did to the stream ourselves counts more than what came of it."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from deployment.router import load_to_stats
 from orca_core.config import EngineConfig
-from orca_core.errors import EngineDeadError
+from orca_core.errors import EngineDeadError, RequestCancelledError
 from orca_core.types import CancelOutcome, GenerationChunk, GenerationRequest, Health, Load, ModelInfo
 
 N_REMEMBERED: Final = 4096
@@ -80,6 +80,7 @@ class Replica:
         self._clock = clock
         self._live: dict[str, set[str]] = {}  # a client's own id -> our ids: several requests may share it
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._abandoned: OrderedDict[str, None] = OrderedDict()
 
     async def start(self) -> None:
         """Load the model (this may take minutes) beside the event loop, so that the actor still answers Serve."""
@@ -93,6 +94,8 @@ class Replica:
         Chunks are coalesced while the reader is busy; the first comes as soon as it exists. Leaving early, by whatever
         way, cancels the request in the engine. Raises the request's ``OrcaError``.
         """
+        if request.request_id in self._abandoned:
+            raise RequestCancelledError(request.request_id)
         channel = self._engine.submit(request)
         self._live.setdefault(client_request_id, set()).add(request.request_id)
         try:
@@ -111,6 +114,16 @@ class Replica:
         self._ended.move_to_end(client_request_id)
         while len(self._ended) > N_REMEMBERED:
             self._ended.popitem(last=False)
+
+    async def abandon(self, request_id: str) -> CancelOutcome:
+        """Nobody reads that request (our id) any more: end it, or refuse it should it arrive only now.
+
+        Serve's own cancellation can get lost while a request is on its way to a replica.
+        """
+        self._abandoned[request_id] = None
+        while len(self._abandoned) > N_REMEMBERED:
+            self._abandoned.popitem(last=False)
+        return self._engine.cancel(request_id)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """Cancel every live request that was started with the client's own id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol, TypeVar
@@ -32,6 +33,9 @@ class ReplicaSet(Protocol):
         """Send a request to the replica with the most headroom."""
         ...
 
+    def abandon(self, request_id: str) -> None:
+        """Nobody reads that request (our id) any more: let all replicas know, without waiting for them."""
+
     async def reports(self) -> list[ReplicaReport]:
         """The reports of all replicas that answer in time; empty where there is none."""
         ...
@@ -46,12 +50,19 @@ class ServeReplicaSet:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._telling: set[asyncio.Task[list[CancelOutcome]]] = set()  # the event loop itself keeps no reference
         self._generate = handle.options(method_name="generate", stream=True)
 
     def stream(self, request: GenerationRequest, client_request_id: str) -> ReplicaStream:
         """See ``ReplicaSet.stream``."""
         stream: ReplicaStream = self._generate.remote(request, client_request_id)
         return stream
+
+    def abandon(self, request_id: str) -> None:
+        """See ``ReplicaSet.abandon``."""
+        task = asyncio.create_task(self._broadcast("abandon", CancelOutcome, request_id))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def reports(self) -> list[ReplicaReport]:
         """See ``ReplicaSet.reports``."""

@@ -24,8 +24,8 @@ class ChatMessage:
 class GenerationCall:
     """One generation as a client asked for it. Exactly one of ``prompt``, ``token_ids``, ``messages`` is set.
 
-    ``client_request_id``: the client's own id: echoed and usable in ``cancel``, never a key. ``timeout_s``: seconds that
-    are left of the client's deadline when the call arrives; ``None`` = none.
+    ``client_request_id``: the client's own id: echoed and usable in ``cancel``, never a key. ``timeout_s``: seconds
+    that are left of the client's deadline when the call arrives; ``None`` = none.
     """
 
     sampling: SamplingParams

@@ -84,7 +84,7 @@ class Launcher:
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""
-        with _silent_stderr():
+        with _silence():
             if ray.is_initialized():
                 with suppress(Exception):
                     if self._address is None:
@@ -224,16 +224,20 @@ def _haproxy_environment(folder: str, drain_s: float) -> dict[str, str]:
 
 
 @contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Ray prints what it thinks of actors that end while it waits for them, past ``sys.stderr``."""
+def _silence() -> Iterator[None]:
+    """Ray prints what it thinks of actors that end while it waits for them, to stdout and past ``sys.stdout``."""
+    sys.stdout.flush()
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
     try:
+        os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
         yield
+        sys.stdout.flush()
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        for target, saved in zip((1, 2), kept, strict=True):
+            os.dup2(saved, target)
+            os.close(saved)
         os.close(nowhere)
 
 

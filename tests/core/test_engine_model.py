@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.core.tiny_models import tiny_llama, tiny_qwen3, transformers_greedy
-from tests.core.tiny_tokenizers import save_byte_level
 
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
@@ -19,6 +17,8 @@ from orca_core.kv import KVPool
 from orca_core.loader import pick_device
 from orca_core.types import GenerationResult, SamplingParams
 from orca_core.warmup import worst_batch
+from tests.core.tiny_models import tiny_llama, tiny_qwen3, transformers_greedy
+from tests.core.tiny_tokenizers import save_byte_level
 
 N_VOCAB = 270
 

@@ -128,11 +128,15 @@ class FakeReplicas:
         self.outcome = CancelOutcome.NOT_FOUND
         self.cancels: list[str] = []
         self.n_reports = 0
+        self.abandoned: list[str] = []
 
     def stream(self, request: GenerationRequest, client_request_id: str) -> FakeStream:
         self.streams.append(FakeStream(self, request))
         self.begun.set()
         return self.streams[-1]
+
+    def abandon(self, request_id: str) -> None:
+        self.abandoned.append(request_id)
 
     async def reports(self) -> list[ReplicaReport]:
         self.n_reports += 1

@@ -163,6 +163,7 @@ async def test_a_reader_that_leaves_cancels(ingress: Ingress, replicas: FakeRepl
     await anext(stream)
     await stream.aclose()
     assert replicas.streams[0].n_cancels == 1
+    assert replicas.abandoned == [replicas.streams[0].request.request_id]  # Serve's cancellation may get lost
     assert (await counters(ingress))["requests_cancelled"] == 1
 
 
@@ -180,6 +181,7 @@ async def test_a_cancelled_task_cancels(ingress: Ingress, replicas: FakeReplicas
 async def test_a_finished_stream_is_not_cancelled(ingress: Ingress, replicas: FakeReplicas) -> None:
     await read(ingress, a_call())
     assert replicas.streams[0].n_cancels == 0
+    assert not replicas.abandoned
 
 
 async def test_a_lost_stream_is_never_a_normal_end(ingress: Ingress, replicas: FakeReplicas) -> None:

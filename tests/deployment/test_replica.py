@@ -71,6 +71,28 @@ async def test_the_requests_error_comes_through_and_frees_it() -> None:
     assert not engine.live
 
 
+async def test_an_abandoned_request_ends() -> None:
+    engine = FakeEngine(n_free=1)
+    replica = Replica(engine, "a")
+    stream = replica.generate(a_request(), "mine")
+    await anext(stream)
+    assert await replica.abandon("r1") is CancelOutcome.CANCELLED
+    with pytest.raises(RequestCancelledError):
+        await anext(stream)
+    assert not engine.live
+
+
+async def test_an_abandoned_request_that_arrives_late_is_not_begun() -> None:
+    """Field case A2: the cancel overtakes the request."""
+    engine = FakeEngine()
+    replica = Replica(engine, "a")
+    await replica.abandon("r1")
+    with pytest.raises(RequestCancelledError):
+        await anext(replica.generate(a_request(), "mine"))
+    assert not engine.live
+    assert not engine.closed
+
+
 async def test_cancel_has_three_answers() -> None:
     """Field case A12."""
     engine = FakeEngine(n_free=1)
