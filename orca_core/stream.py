@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orca_core.errors import InvariantError
 from orca_core.params import SamplingParams
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason
@@ -12,7 +13,7 @@ from orca_core.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """What one token added. ``finish`` is STOP where it ended the request; ``stop``: the string or id that did.
+    """What one token added. ``finish`` is STOP where it ended the request; ``stop``: the string or stop id that did.
 
     ``stop`` is ``None`` for an eos id.
     """
@@ -25,8 +26,10 @@ class StreamUpdate:
 class TextStream:
     """Incremental detokenisation of one request, with its stop strings and stop ids.
 
-    All state follows from the tokens pushed so far: pushing the same tokens into a new stream restores it. Stop strings
-    and stop ids are not looked for in the first ``min_new_tokens - 1`` tokens.
+    All state follows from the tokens pushed so far: pushing the same tokens into a new stream restores it. An eos or
+    stop id adds no text. A stop string counts where it is complete, in the text of the whole answer, with the token
+    number ``min_new_tokens`` or a later one; it may have begun before. What is held back is the beginning of a stop
+    string, and bytes that are no character yet (see ``orca_core.detokenizer``).
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, eos_ids: frozenset[int]) -> None:
@@ -36,42 +39,63 @@ class TextStream:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._n_tokens = 0
         self._held = ""  # the end of the text that may be the beginning of a stop string
+        self._ended = False
 
     def push(self, token_id: int) -> StreamUpdate:
-        """Take in one sampled token."""
+        """Take in one sampled token; it counts as generated whatever it is. Raises ``InvariantError`` after the end."""
+        if self._ended:
+            raise InvariantError("a token was pushed into a text stream that has ended")
         self._n_tokens += 1
-        may_stop = self._n_tokens >= self._sampling.min_new_tokens
-        if may_stop and (token_id in self._eos_ids or token_id in self._stop_ids):
-            stop = str(token_id) if token_id in self._stop_ids else None
-            return StreamUpdate(self.finish(), FinishReason.STOP, stop)
-        text = self._held + self._decoder.push(token_id)
-        self._held = ""
-        if not may_stop or not self._sampling.stop:
-            return StreamUpdate(text)
-        match = find_stop(text, self._sampling.stop)
+        is_stop_id = token_id in self._stop_ids
+        if self._may_stop and (is_stop_id or token_id in self._eos_ids):
+            last = self._take(self._decoder.finish(), is_last=True)
+            self._ended = True
+            if last.finish is not None:
+                return last
+            return StreamUpdate(last.text, FinishReason.STOP, str(token_id) if is_stop_id else None)
+        return self._take(self._decoder.push(token_id), is_last=False)
+
+    def finish(self) -> str:
+        """The request ends here without being stopped: what was held back, up to a stop string in it. Empty after an
+        end.
+        """
+        if self._ended:
+            return ""
+        self._ended = True
+        return self._take(self._decoder.finish(), is_last=True).text
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._n_tokens >= self._sampling.min_new_tokens
+
+    def _take(self, new: str, *, is_last: bool) -> StreamUpdate:
+        """Add settled text, and give out what cannot be the beginning of a stop string."""
+        stops = self._sampling.stop
+        if not stops:
+            return StreamUpdate(new)
+        text, n_old = self._held + new, len(self._held)
+        match = find_stop(text, stops, n_old) if self._may_stop else None
         if match is not None:
-            return StreamUpdate(self._cut(text, *match), FinishReason.STOP, match[1])
-        n_held = longest_partial_stop(text, self._sampling.stop)
+            start, stop = match
+            self._held, self._ended = "", True
+            end = start + len(stop) if self._sampling.include_stop_text else start
+            return StreamUpdate(text[:end], FinishReason.STOP, stop)
+        n_held = 0 if is_last else longest_partial_stop(text, stops)
         self._held = text[len(text) - n_held :]
         return StreamUpdate(text[: len(text) - n_held])
 
-    def finish(self) -> str:
-        """The request ends without a stop string: release what was held back. Nothing may be pushed afterwards."""
-        text = self._held + self._decoder.finish()
-        self._held = ""
-        match = find_stop(text, self._sampling.stop)  # the end of an invalid sequence may complete one
-        return text if match is None else self._cut(text, *match)
 
-    def _cut(self, text: str, start: int, stop: str) -> str:
-        return text[: start + len(stop)] if self._sampling.include_stop_text else text[:start]
-
-
-def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+def find_stop(text: str, stops: Sequence[str], n_old: int = 0) -> tuple[int, str] | None:
     """(start, stop string) of the match that is complete first; of several that end together, the longest.
 
     By where a match ends, not where it starts: so the answer does not depend on how the text was cut into tokens.
+    Matches that end in the first ``n_old`` characters don't count: they have been looked at.
     """
-    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    found = []
+    for stop in stops:
+        start = text.find(stop, max(0, n_old - len(stop) + 1))
+        if start >= 0:
+            found.append((start + len(stop), start, stop))
     if not found:
         return None
     _, start, stop = min(found)
@@ -82,8 +106,14 @@ def longest_partial_stop(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of ``text`` that is a proper beginning of a stop string."""
     best = 0
     for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), best, -1):
-            if text.endswith(stop[:length]):
-                best = length
+        at = len(text) - min(len(stop) - 1, len(text))
+        while len(text) - at > best:
+            # only where the first character is can the string begin
+            at = text.find(stop[0], at)
+            if at < 0 or len(text) - at <= best:
                 break
+            if stop.startswith(text[at:]):
+                best = len(text) - at
+                break
+            at += 1
     return best

@@ -44,6 +44,15 @@ def save_sentencepiece(folder: Path, chat_template: str | None = CHAT_TEMPLATE) 
     return _save(backend, folder, chat_template)
 
 
+def save_metaspace(folder: Path, chat_template: str | None = None) -> Path:
+    """Spaces spelled by a mark and nothing else: T5's and XLNet's decoder."""
+    tokens = (*SPECIAL, "<unk>", "▁", "▁▁", "▁the", "the", "▁cat", "s", "▁a▁b", "é", ".")
+    backend = Backend(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return _save(backend, folder, chat_template)
+
+
 def save_wordpiece(folder: Path, chat_template: str | None = None) -> Path:
     """A family this project knows no bytes of: it goes through the window decoder."""
     vocab = {token: i for i, token in enumerate((*SPECIAL, "[UNK]", "the", "cat", "s", "##s", "##at", "c", "."))}
@@ -76,6 +85,11 @@ def byte_level_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE
 def sentencepiece_tokenizer(folder: Path, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
     """See ``save_sentencepiece``."""
     return load(save_sentencepiece(folder, chat_template))
+
+
+def metaspace_tokenizer(folder: Path) -> Tokenizer:
+    """See ``save_metaspace``."""
+    return load(save_metaspace(folder))
 
 
 def wordpiece_tokenizer(folder: Path) -> Tokenizer:
