@@ -20,7 +20,6 @@ from orca_core.params import MAX_STOP_STRINGS, SAMPLING_RANGES
 API_KEYS_ENVIRONMENT: Final = "ORCA_API_KEYS_FILE"
 _MAX_LOGPROBS: Final = int(SAMPLING_RANGES["logprobs"].high)
 _GPU_MEMORY_UTILIZATION: Final = 0.9
-_CPU_MEMORY_UTILIZATION: Final = 0.8
 
 
 class _Section(BaseModel):
@@ -60,8 +59,8 @@ class EngineSection(_Section):
     - ``max_model_len``: tokens of one request, prompt + output; null = the model's own limit.
     - ``block_size``: slots in one block of the paged pool.
     - ``prefix_cache``: share the K/V of equal prompt beginnings.
-    - ``memory_utilization``: share, 0 to 1, of the GPU's memory (of the available RAM on CPU) one replica may use;
-      null = 0.9 times its share of a GPU, or on CPU 0.8 divided by ``replicas.max``, as all may run on one host.
+    - ``memory_utilization``: part, 0 to 1, of the GPU's memory (on CPU: of its share of the node's RAM) one replica
+      may use; null = 0.9 times its share of a GPU, or 0.5. The share of RAM is that of the node's CPUs.
     - ``max_kv_bytes``: most bytes of K/V when ``n_slots`` is ``auto``; null = no bound.
     - ``threads``: torch threads on CPU; null = the whole part of ``replicas.num_cpus``, at least 1.
     - ``progress_timeout_s``: seconds with work pending and no finished iteration after which a replica is replaced.
@@ -254,12 +253,11 @@ class AppConfig(_Section):
             section = "model" if error.field in ("revision", "dtype") else "engine"
             raise ConfigError(f"{section}.{error.field}", error.reason) from None
 
-    def _memory_utilization(self) -> float:
-        if self.engine.memory_utilization is not None:
-            return self.engine.memory_utilization
-        if self.replicas.num_gpus > 0:
+    def _memory_utilization(self) -> float | None:
+        """Of a GPU, this replica's part; ``None`` = the engine's default. RAM is divided on the node, by CPUs."""
+        if self.engine.memory_utilization is None and self.replicas.num_gpus > 0:
             return _GPU_MEMORY_UTILIZATION * min(1.0, self.replicas.num_gpus)
-        return _CPU_MEMORY_UTILIZATION / self.replicas.max
+        return self.engine.memory_utilization
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> ConfigError:

@@ -31,6 +31,9 @@ from orca_core.validation import make_request
 DEADLINE_GRACE_S: Final = 0.5
 """The engine ends a request at its deadline; if nothing was heard so long after it, the ingress does."""
 
+DRAINING_RETRY_S: Final = 5.0
+"""When to try again after a refusal while draining: another instance may have taken over by then."""
+
 REPORTS_FRESH_S: Final = 0.5
 """Seconds for which the replicas' last answers are good enough for a readiness probe."""
 
@@ -44,26 +47,27 @@ class _Live:
     timeout_s: float
     deadline: float  # on the ingress's clock
     stream: ReplicaStream | None = None
-    cancelled: bool = False
-    expired: bool = False
+    verdict: OrcaError | None = None  # why we have ended it ourselves
 
     @property
     def ended_here(self) -> bool:
         """Whether a ``CancelledError`` comes of the stream we ended, not of the task that reads it."""
         task = asyncio.current_task()
-        return (self.cancelled or self.expired) and not (task is not None and task.cancelling())
+        return self.verdict is not None and not (task is not None and task.cancelling())
+
+    def end(self, verdict: OrcaError) -> None:
+        """End it from our side; the first verdict stands."""
+        self.verdict = self.verdict or verdict
+        if self.stream is not None:
+            self.stream.cancel()
 
     def cancel(self) -> None:
         """``Cancel`` was called for it."""
-        self.cancelled = True
-        if self.stream is not None:
-            self.stream.cancel()
+        self.end(RequestCancelledError(self.visible_id))
 
     def expire(self) -> None:
         """Its deadline has passed and the engine has not ended it."""
-        self.expired = True
-        if self.stream is not None:
-            self.stream.cancel()
+        self.end(DeadlineExceededError(self.timeout_s))
 
 
 @dataclass(slots=True)
@@ -96,10 +100,23 @@ class Ingress(GrpcMethods):
         self._counters: Counter[str] = Counter()
         self._known = _Known()
         self._model: ModelInfo | None = None
+        self._draining = False
 
     def close(self) -> None:
         """End the tokenizer thread."""
         self._preparation.close()
+
+    # ---- the end of the service
+
+    async def drain(self) -> int:
+        """Refuse what comes from now on with ``UnavailableError``; returns how many requests are still open."""
+        self._draining = True
+        return sum(len(lives) for lives in self._live.values())
+
+    async def end_open(self) -> None:
+        """The time to drain is over: whatever is open ends with ``UnavailableError``, never as if it were finished."""
+        for live in [live for lives in self._live.values() for live in lives]:
+            live.end(UnavailableError("the service shut down before the request ended"))
 
     # ---- Service
 
@@ -117,6 +134,8 @@ class Ingress(GrpcMethods):
                     yield served
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not live.ended_here:
+                # a gRPC client keeps its own deadline and is gone when it passes
+                outcome = "deadline" if self._clock() >= live.deadline else outcome
                 raise  # the reader went away; otherwise it is what became of the stream we have cancelled ourselves
             shown = self._explain(error, live)
             outcome = _outcome(shown)
@@ -170,11 +189,12 @@ class Ingress(GrpcMethods):
             ReplicaStatus(report.replica, report.load, max(0.0, now - report.taken_at))
             for report in sorted(known.reports, key=lambda report: report.replica)
         )
-        return ServiceStatus(await self.model(), replicas, counters=dict(self._counters))
+        counters = dict(self._counters)
+        return ServiceStatus(await self.model(), replicas, draining=self._draining, counters=counters)
 
     async def ready(self) -> bool:
         """See ``Service.ready``."""
-        return bool((await self._hear(REPORTS_FRESH_S)).reports)
+        return not self._draining and bool((await self._hear(REPORTS_FRESH_S)).reports)
 
     # ---- one request
 
@@ -197,6 +217,8 @@ class Ingress(GrpcMethods):
 
     async def _prepare(self, call: GenerationCall, live: _Live) -> GenerationRequest:
         """From what the client wants to a request that cannot be wrong."""
+        if self._draining:
+            raise UnavailableError("the service is draining", DRAINING_RETRY_S)
         self._preparation.check(call)
         info = await self.model()
         token_ids = await self._preparation.token_ids(call)
@@ -207,8 +229,8 @@ class Ingress(GrpcMethods):
 
     async def _run(self, request: GenerationRequest, live: _Live) -> AsyncGenerator[ServedChunk, None]:
         """Send the request to a replica and relay what comes. Ends with a finish reason or an error, never without."""
-        if live.cancelled:
-            raise RequestCancelledError(live.visible_id)
+        if live.verdict is not None:
+            raise live.verdict
         stream = live.stream = self._replicas.stream(request, live.visible_id)
         wait_s = live.deadline - self._clock() + DEADLINE_GRACE_S
         alarm = asyncio.get_running_loop().call_later(wait_s, live.expire)
@@ -227,10 +249,8 @@ class Ingress(GrpcMethods):
 
     def _explain(self, error: BaseException, live: _Live) -> OrcaError:
         """The error as the client sees it: what we did to the stream ourselves counts more than what came of it."""
-        if live.cancelled:
-            return RequestCancelledError(live.visible_id)
-        if live.expired:
-            return DeadlineExceededError(live.timeout_s)
+        if live.verdict is not None:
+            return live.verdict
         shown = as_orca_error(error, live.visible_id)
         if isinstance(shown, DeadlineExceededError):
             return DeadlineExceededError(live.timeout_s)

@@ -7,7 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from deployment.router import load_to_stats
@@ -162,7 +162,8 @@ class ServedReplica(Replica):
         use_threads(engine_config.threads)
         from orca_core.engine import Engine  # not before the thread count is set: torch reads it when it is imported
 
-        Replica.__init__(self, Engine(engine_config), serve.get_replica_context().replica_id.unique_id)
+        engine = Engine(replace(engine_config, memory_share=share_of_node()))
+        Replica.__init__(self, engine, serve.get_replica_context().replica_id.unique_id)
         await self.start()
 
     def __del__(self) -> None:
@@ -170,6 +171,21 @@ class ServedReplica(Replica):
         engine: Any = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()
+
+
+def share_of_node() -> float:
+    """This actor's part of its node, above 0 and at most 1: its CPUs of those Ray has there.
+
+    Ray never gives out more CPUs than a node has, so the shares of all actors on it add up to 1 at most, and RAM that is
+    divided by them is not promised twice.
+    """
+    import ray
+
+    context = ray.get_runtime_context()
+    mine = float(context.get_assigned_resources().get("CPU", 0.0))
+    node_id = context.get_node_id()
+    there = next((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id), 0.0)
+    return min(1.0, mine / there) if mine > 0 and there > 0 else 1.0
 
 
 def use_threads(threads: int | None) -> None:

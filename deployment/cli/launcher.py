@@ -26,6 +26,8 @@ from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
 from orca_core.source import resolve_source
 
 _POLL_S: Final = 0.2
+_ANSWER_S: Final = 5.0
+"""Seconds an ingress has to answer."""
 _REPLICAS: Final = "Replica"
 _FAILED: Final = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY, ApplicationStatus.NOT_STARTED)
 _HAPROXY_PORTS: Final = (
@@ -77,10 +79,24 @@ class Launcher:
             self._deploy(progress)
 
     def drain(self) -> None:
-        """Take no new request, and wait until open streams have ended or the drain time is over."""
-        if self._deployed:
-            self._deployed = False
-            serve.delete(self._file.app_name)
+        """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
+        if not self._deployed:
+            return
+        deadline = time.monotonic() + self._file.app.drain.timeout_s
+        with suppress(Exception):  # an ingress that does not answer has nothing open that could be saved
+            ingresses = serve.get_app_handle(self._file.app_name)
+            while self._open_requests(ingresses):
+                if time.monotonic() > deadline:
+                    ingresses.broadcast("end_open").results(timeout_s=_ANSWER_S)
+                    break
+                time.sleep(_POLL_S)
+        self._deployed = False
+        serve.delete(self._file.app_name)
+
+    @staticmethod
+    def _open_requests(ingresses: Any) -> int:
+        """Tell every ingress to drain, each time: one that was replaced has not heard it. Returns what is open."""
+        return sum(ingresses.broadcast("drain").results(timeout_s=_ANSWER_S))
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""

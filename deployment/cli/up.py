@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deployment.haproxy import BINARY_VARIABLE, installed_command
+
 if TYPE_CHECKING:
     from deployment.cli.launcher import Launcher
     from deployment.serve_file import ServeFile
@@ -115,6 +117,9 @@ def _set_environment(plain_proxy: bool) -> None:
         "RAY_TRAIN_V2_ENABLED": "0",
         "GLOG_minloglevel": "2",
     }
+    haproxy = installed_command()
+    if haproxy is not None:
+        defaults[BINARY_VARIABLE] = haproxy
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     if plain_proxy:

@@ -184,6 +184,45 @@ async def test_a_finished_stream_is_not_cancelled(ingress: Ingress, replicas: Fa
     assert not replicas.abandoned
 
 
+async def test_draining_refuses_what_comes_and_finishes_what_is_open(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 1
+    stream = ingress.generate(a_call())
+    await anext(stream)
+    assert await ingress.drain() == 1
+    for refused in (read(ingress, a_call()), ingress.check([a_call()])):
+        with pytest.raises(UnavailableError, match="draining"):
+            await refused
+    assert not await ingress.ready()
+    assert (await ingress.status()).draining
+    replicas.streams[0].ended.set()
+    assert [served.chunk.finish_reason async for served in stream] == [None, FinishReason.LENGTH]
+    assert await ingress.drain() == 0
+
+
+async def test_what_is_open_when_the_drain_ends_is_lost_and_says_so(ingress: Ingress, replicas: FakeReplicas) -> None:
+    replicas.n_free = 1
+    stream = ingress.generate(a_call())
+    await anext(stream)
+    await ingress.drain()
+    await ingress.end_open()
+    with pytest.raises(UnavailableError, match="shut down"):
+        await anext(stream)
+    assert await ingress.drain() == 0
+
+
+async def test_a_client_that_is_gone_at_its_deadline_counts_as_such(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock
+) -> None:
+    replicas.n_free = 0
+    task = asyncio.create_task(read(ingress, a_call(timeout_s=2.0)))
+    await replicas.begun.wait()
+    clock.now += 2.0
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await counters(ingress))["requests_deadline"] == 1
+
+
 async def test_a_lost_stream_is_never_a_normal_end(ingress: Ingress, replicas: FakeReplicas) -> None:
     """Field case B10."""
     replicas.cut_after = 2

