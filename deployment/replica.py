@@ -174,17 +174,18 @@ class ServedReplica(Replica):
 
 
 def share_of_node() -> float:
-    """This actor's part of its node, above 0 and at most 1: its CPUs of those Ray has there.
+    """Part of its node that the actor has, above 0 and at most 1: its CPUs of those Ray has there.
 
-    Ray never gives out more CPUs than a node has, so the shares of all actors on it add up to 1 at most, and RAM that is
-    divided by them is not promised twice.
+    Ray never gives out more CPUs than a node has, so the shares of all actors on it add up to 1 at most, and RAM that
+    is divided by them is not promised twice.
     """
     import ray
 
-    context = ray.get_runtime_context()
+    context: Any = ray.get_runtime_context()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     mine = float(context.get_assigned_resources().get("CPU", 0.0))
     node_id = context.get_node_id()
-    there = next((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id), 0.0)
+    there = next((node["Resources"].get("CPU", 0.0) for node in nodes if node["NodeID"] == node_id), 0.0)
     return min(1.0, mine / there) if mine > 0 and there > 0 else 1.0
 
 

