@@ -10,10 +10,18 @@ cluster on which Serve is started in another way.
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+_HAPROXY_PORTS: Final = (
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
 BINARY_VARIABLE: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 COMMAND: Final = "orca-haproxy"
 
@@ -36,3 +44,32 @@ def installed_command() -> str | None:
     """Absolute path of the installed ``orca-haproxy``; ``None`` where the package runs without being installed."""
     command = Path(sys.executable).with_name(COMMAND)
     return str(command) if os.access(command, os.X_OK) else None
+
+
+def own_environment(folder: str, drain_s: float) -> dict[str, str]:
+    """Ports and files of this run's HAProxy: by default every Serve of a host wants the same.
+
+    ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
+    """
+    ports = _free_ports(len(_HAPROXY_PORTS))
+    home = f"{folder}/haproxy"
+    return {
+        **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{home}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{home}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{home}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": home,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
+        # how long an actor lingers for balancers that learn late of its end: ours learns at once
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    """TCP ports nobody listens on now, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -5,6 +5,7 @@ Imports Ray: the environment must be set before this module is imported.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -13,29 +14,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus
 
+from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
+from deployment.haproxy import own_environment
 from deployment.serve_file import ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
 from orca_core.source import resolve_source
 
+_log = logging.getLogger(__name__)
+
 _POLL_S: Final = 0.2
-_ANSWER_S: Final = 5.0
-"""Seconds an ingress has to answer."""
 _REPLICAS: Final = "Replica"
 _FAILED: Final = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY, ApplicationStatus.NOT_STARTED)
-_HAPROXY_PORTS: Final = (
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
-)
 _PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
 
 
@@ -82,21 +79,13 @@ class Launcher:
         """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
         if not self._deployed:
             return
-        deadline = time.monotonic() + self._file.app.drain.timeout_s
-        with suppress(Exception):  # an ingress that does not answer has nothing open that could be saved
-            ingresses = serve.get_app_handle(self._file.app_name)
-            while self._open_requests(ingresses):
-                if time.monotonic() > deadline:
-                    ingresses.broadcast("end_open").results(timeout_s=_ANSWER_S)
-                    break
-                time.sleep(_POLL_S)
+        logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # it regrets that the loop of the drain has ended
+        try:
+            asyncio.run(close_doors(serve.get_app_handle(self._file.app_name), self._file.app.drain.timeout_s))
+        except Exception as error:  # ingresses that do not answer have nothing open that could be saved
+            _log.warning("could not drain: %s", error)
         self._deployed = False
         serve.delete(self._file.app_name)
-
-    @staticmethod
-    def _open_requests(ingresses: Any) -> int:
-        """Tell every ingress to drain, each time: one that was replaced has not heard it. Returns what is open."""
-        return sum(ingresses.broadcast("drain").results(timeout_s=_ANSWER_S))
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""
@@ -124,7 +113,7 @@ class Launcher:
             return
         # unix sockets live in it, and their paths have at most 107 bytes
         self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
-        for name, value in _haproxy_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
+        for name, value in own_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
             os.environ.setdefault(name, value)
         try:
             ray.init(
@@ -219,26 +208,6 @@ class Launcher:
                     raise UnavailableError(f"{name}: {self._file.host}:{port}: {reason}") from None
 
 
-def _haproxy_environment(folder: str, drain_s: float) -> dict[str, str]:
-    """Ports and files of this run's HAProxy: by default every Serve of a host wants the same.
-
-    ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
-    """
-    ports = _free_ports(len(_HAPROXY_PORTS))
-    home = f"{folder}/haproxy"
-    return {
-        **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{home}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{home}/admin.sock",
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{home}/metrics.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": home,
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
-        # how long an actor lingers for balancers that learn late of its end: ours learns at once
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
-    }
-
-
 @contextmanager
 def _silence() -> Iterator[None]:
     """Ray prints what it thinks of actors that end while it waits for them, to stdout and past ``sys.stdout``."""
@@ -255,15 +224,6 @@ def _silence() -> Iterator[None]:
             os.dup2(saved, target)
             os.close(saved)
         os.close(nowhere)
-
-
-def _free_ports(count: int) -> list[int]:
-    """TCP ports nobody listens on now, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _running(deployments: Mapping[str, Any]) -> int:

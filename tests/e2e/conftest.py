@@ -95,7 +95,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def start(folder: Path, front: str) -> Server:
+def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None) -> Server:
     """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
     config.write_text(CONFIG)
@@ -106,7 +106,12 @@ def start(folder: Path, front: str) -> Server:
     log = folder / "up.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(), start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment() | (extra_environment or {}),
+            start_new_session=True,
         )
     alarm = threading.Timer(READY_TIMEOUT_S, process.terminate)
     alarm.start()

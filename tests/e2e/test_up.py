@@ -1,0 +1,62 @@
+"""The life of ``orca-serve up``: what a supervisor sees of it. Its own service, since it ends it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import uuid
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from deployment.pb.orca.v1 import orca_pb2 as pb
+from tests.e2e.conftest import STOP_TIMEOUT_S, start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+MARK = "ORCA_TEST_RUN"
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the processes that were started, by whatever way, from the one with this mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
+    """An open stream ends as if nothing had happened, new requests are refused, exit 0, no process, no port."""
+    mark = uuid.uuid4().hex
+    server = start(tmp_path, "throughput", {MARK: mark})
+    try:
+        assert len(marked_processes(mark)) > 3
+        sampling = pb.Sampling(max_new_tokens=120, ignore_eos=True)
+        stream = server.stub.Generate(pb.GenerateRequest(prompt="Tell me a story", sampling=sampling), timeout=60)
+        messages = [next(stream)]
+        server.process.send_signal(signal.SIGTERM)
+        while httpx.get(f"http://127.0.0.1:{server.http_port}/readyz").status_code == 200:
+            messages.append(next(stream))
+        with pytest.raises(grpc.RpcError) as refused:
+            server.stub.Complete(pb.GenerateRequest(prompt="late"), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        late = httpx.post(f"http://127.0.0.1:{server.http_port}/v1/completions", json={"prompt": "late"})
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "unavailable")
+        assert int(late.headers["retry-after"]) > 0
+        messages += stream
+        assert sum(len(message.token_ids) for message in messages) == 120
+        assert messages[-1].finish_reason == pb.LENGTH
+        assert server.process.wait(STOP_TIMEOUT_S) == 0
+    finally:
+        server.channel.close()
+        with server.process:
+            server.process.kill()
+    assert marked_processes(mark) == []
+    for port in (server.http_port, server.grpc_port):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
