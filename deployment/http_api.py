@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from deployment.choices import merged
-from deployment.config import LimitsSection
+from deployment.config_sections import LimitsSection
 from deployment.errors import http_error
 from deployment.openai_requests import FIELD_NAMES, OpenAIRequest, parse_chat, parse_completion, parse_json
 from deployment.openai_responses import Answer, sse, to_json

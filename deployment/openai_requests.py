@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from deployment.config import LimitsSection
+from deployment.config_sections import LimitsSection
 from deployment.openai_fields import boolean, integer, number, refuse_unsupported, text_value, token_id_list
 from deployment.serving import ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError

@@ -34,6 +34,8 @@ class EngineConfig:
     - ``max_kv_bytes``: upper bound in bytes on the K/V pool when ``n_slots`` is measured; ``None`` = no bound.
     - ``threads``: torch threads on CPU; ``None`` = torch's default.
     - ``max_stream_backlog``: tokens a reader may lag behind before its request is cancelled.
+    - ``max_waiting_requests``, ``max_waiting_slots``: requests, and slots of demand, that may wait for admission;
+      beyond them ``submit`` raises ``OverloadedError``. ``None`` = no bound.
     - ``progress_timeout_s``: seconds without a finished iteration, with work pending, after which the engine is unwell.
     """
 
@@ -51,6 +53,8 @@ class EngineConfig:
     max_kv_bytes: int | None = None
     threads: int | None = None
     max_stream_backlog: int = 4096
+    max_waiting_requests: int | None = None
+    max_waiting_slots: int | None = None
     progress_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -62,6 +66,9 @@ class EngineConfig:
         for name in ("n_slots", "max_model_len", "max_kv_bytes", "threads"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "must be at least 1, or left out")
+        for name in ("max_waiting_requests", "max_waiting_slots"):
+            value = getattr(self, name)
+            self._check(name, value is None or value >= 0, "must be at least 0, or left out")
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
             self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")

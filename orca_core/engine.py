@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from orca_core.admission import Admission
 from orca_core.channel import Channel
 from orca_core.config import EngineConfig
 from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, OrcaError
@@ -64,7 +65,7 @@ class Engine:
         # everything below is guarded by _wakeup
         self._arrivals: deque[tuple[GenerationRequest, Channel, float]] = deque()
         self._cancels: list[str] = []
-        self._unfinished: set[str] = set()
+        self._open: Admission | None = None
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._load = Load()
         self._progress_at = 0.0
@@ -91,6 +92,9 @@ class Engine:
             on_end=self._on_end,
         )
         self._load = self._loop.load()
+        self._open = Admission(
+            info.n_slots, self.config.max_batch_size, self.config.max_waiting_requests, self.config.max_waiting_slots
+        )
         self._progress_at = self._clock()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
         self._thread.start()
@@ -118,24 +122,26 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Channel:
         """Hand a validated request to the loop; its chunks come out of the channel.
 
-        Raises ``EngineClosedError``, ``EngineDeadError``, or ``InvalidRequestError`` for a request id that is in use.
+        Raises ``EngineClosedError``, ``EngineDeadError``, ``OverloadedError`` where too much is waiting already, or
+        ``InvalidRequestError`` for a request id that is in use.
         """
         channel = Channel(request.request_id, self.cancel)
         with self._wakeup:
-            self._check_open()
-            if request.request_id in self._unfinished:
+            now, admission = self._clock(), self._check_open()
+            if request.request_id in admission:
                 raise InvalidRequestError("request_id", "is in use by an unfinished request")
-            if not self._unfinished:  # from idle to busy: progress is measured from here
-                self._progress_at = self._clock()
-            self._unfinished.add(request.request_id)
-            self._arrivals.append((request, channel, self._clock()))
+            was_idle = not len(admission)
+            admission.enter(request.request_id, request.total_tokens, now)
+            if was_idle:  # progress is measured from here
+                self._progress_at = now
+            self._arrivals.append((request, channel, now))
             self._wakeup.notify_all()
         return channel
 
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
         with self._wakeup:
-            if request_id in self._unfinished:
+            if self._open is not None and request_id in self._open:
                 self._cancels.append(request_id)
                 self._wakeup.notify_all()
                 return CancelOutcome.CANCELLED
@@ -213,8 +219,8 @@ class Engine:
             if self._thread is None or not self._thread.is_alive():
                 return Health(False, "the engine is not running")
             stalled_s = self._clock() - self._progress_at
-            if self._unfinished and stalled_s > self.config.progress_timeout_s:
-                n_open = len(self._unfinished)
+            n_open = 0 if self._open is None else len(self._open)
+            if n_open and stalled_s > self.config.progress_timeout_s:
                 return Health(False, f"no iteration has ended for {stalled_s:.0f} s with {n_open} requests open")
             return Health(True)
 
@@ -224,11 +230,12 @@ class Engine:
             raise EngineClosedError
         return model
 
-    def _check_open(self) -> None:
+    def _check_open(self) -> Admission:
         if self._dead is not None:
             raise self._dead
-        if self._thread is None or self._drain_until is not None:
-            raise EngineClosedError("the engine is not running" if self._thread is None else "the engine is closing")
+        if self._open is None or self._drain_until is not None:
+            raise EngineClosedError("the engine is not running" if self._open is None else "the engine is closing")
+        return self._open
 
     # ---- the loop thread
 
@@ -267,7 +274,8 @@ class Engine:
     def _on_end(self, request_id: str) -> None:
         """Called by the loop when a request leaves it."""
         with self._wakeup:
-            self._unfinished.discard(request_id)
+            if self._open is not None:
+                self._open.leave(request_id, self._clock())
             self._ended[request_id] = None
             while len(self._ended) > N_REMEMBERED:
                 self._ended.popitem(last=False)

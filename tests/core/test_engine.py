@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from orca_core.admission import Admission
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
 from orca_core.errors import (
@@ -20,6 +21,7 @@ from orca_core.errors import (
     InternalError,
     InvalidRequestError,
     OrcaError,
+    OverloadedError,
     RequestCancelledError,
     RequestTooLargeError,
 )
@@ -447,3 +449,43 @@ def test_an_engine_that_is_gone_holds_no_model(tokenizer: Tokenizer) -> None:
     gc.collect()
     assert made.engine._model is None
     assert made.engine._loop is None
+
+
+# ---- the waiting line
+
+
+def test_the_waiting_line_is_bounded_in_requests(tokenizer: Tokenizer) -> None:
+    """Field case J8: beyond it a request is refused at once, with a time to come back."""
+    made = Bench(tokenizer, max_waiting_requests=3)
+    with made.engine as engine:
+        made.executor.hold()
+        channels = [engine.submit(make_spec(3, 5)) for _ in range(4 + 3)]
+        with pytest.raises(OverloadedError) as caught:
+            engine.submit(make_spec(3, 5))
+        assert 0.5 <= caught.value.retry_after_s <= 60
+        made.executor.let_go()
+        assert [len(ids_of(channel)) for channel in channels] == [5] * 7
+        assert len(ids_of(engine.submit(make_spec(3, 5)))) == 5
+        made.assert_idle()
+
+
+def test_the_waiting_line_is_bounded_in_slots(tokenizer: Tokenizer) -> None:
+    made = Bench(tokenizer, max_waiting_slots=0)
+    with made.engine as engine:
+        made.executor.hold()
+        channels = [engine.submit(make_spec(10, 70)), engine.submit(make_spec(10, 70))]
+        with pytest.raises(OverloadedError, match="slots"):
+            engine.submit(make_spec(1, 1))
+        made.executor.let_go()
+        assert [len(ids_of(channel)) for channel in channels] == [70, 70]
+
+
+def test_the_time_to_come_back_follows_the_rate_at_which_slots_return() -> None:
+    admission = Admission(n_slots=100, max_batch_size=1, max_waiting_requests=0, max_waiting_slots=None)
+    for second in range(11):  # 10 slots each second
+        admission.enter(f"r{second}", 10, float(second))
+        admission.leave(f"r{second}", float(second))
+    admission.enter("last", 10, 11.0)
+    with pytest.raises(OverloadedError) as caught:
+        admission.enter("late", 30, 11.0)
+    assert caught.value.retry_after_s == pytest.approx(3.0)

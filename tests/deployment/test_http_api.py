@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from deployment.config import LimitsSection
+from deployment.config_sections import LimitsSection
 from deployment.http_api import build_app
 from orca_core.errors import (
     DeadlineExceededError,

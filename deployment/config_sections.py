@@ -1,0 +1,190 @@
+"""The sections of ``AppConfig``: every key with its default, its unit and what it means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from orca_core.config import EMBEDDED_MODEL, Device, Dtype
+from orca_core.params import MAX_STOP_STRINGS, SAMPLING_RANGES
+
+API_KEYS_ENVIRONMENT: Final = "ORCA_API_KEYS_FILE"
+_MAX_LOGPROBS: Final = int(SAMPLING_RANGES["logprobs"].high)
+
+
+class Section(BaseModel):
+    """Frozen, strict about names and about numbers that are not finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class ModelSection(Section):
+    """``id``: what clients call the model; derived from ``source`` when left out.
+
+    ``source``: embedded name, local folder with safetensors, ``.gguf`` file, or hub id; ``revision``: of a hub id.
+    ``dtype``: of weights and K/V. ``quantization``: ``none`` = weights are held in ``dtype``, whatever the file holds.
+    """
+
+    source: str = Field(default=EMBEDDED_MODEL, min_length=1)
+    id: str = Field(default="", max_length=200)
+    dtype: Dtype = "auto"
+    revision: str | None = None
+    quantization: Literal["none"] = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive_id(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and not values.get("id"):
+            source = values.get("source", EMBEDDED_MODEL)
+            if isinstance(source, str):
+                return {**values, "id": _model_id(source)}
+        return values
+
+
+class EngineSection(Section):
+    """One replica's engine.
+
+    - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration.
+    - ``n_slots``: tokens whose K and V fit; ``auto`` = from the free memory measured after loading.
+    - ``max_model_len``: tokens of one request, prompt + output; null = the model's own limit.
+    - ``block_size``: slots in one block of the paged pool.
+    - ``prefix_cache``: share the K/V of equal prompt beginnings.
+    - ``memory_utilization``: part, 0 to 1, of the GPU's memory (on CPU: of its share of the node's RAM) one replica
+      may use; null = 0.9 times its share of a GPU, or 0.5. The share of RAM is that of the node's CPUs.
+    - ``max_kv_bytes``: most bytes of K/V when ``n_slots`` is ``auto``; null = no bound.
+    - ``threads``: torch threads on CPU; null = the whole part of ``replicas.num_cpus``, at least 1.
+    - ``progress_timeout_s``: seconds with work pending and no finished iteration after which a replica is replaced.
+    """
+
+    device: Device = "auto"
+    max_batch_size: int = Field(default=16, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=1)
+    n_slots: Literal["auto"] | int = "auto"
+    max_model_len: int | None = Field(default=None, ge=1)
+    block_size: int = Field(default=16, ge=1)
+    prefix_cache: bool = False
+    memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    max_kv_bytes: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    progress_timeout_s: float = Field(default=60.0, gt=0)
+
+    @field_validator("n_slots", mode="before")
+    @classmethod
+    def _n_slots_form(cls, value: Any) -> Any:
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        raise ValueError("must be auto or an integer of at least 1")
+
+    @field_validator("prefix_cache")
+    @classmethod
+    def _no_prefix_cache_yet(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("this version has no prefix cache; leave it false")
+        return value
+
+
+class ReplicasSection(Section):
+    """``min`` <= ``initial`` <= ``max`` replicas; ``initial`` null = ``min``.
+
+    ``num_gpus``, ``num_cpus``: of one replica, as Ray counts them. ``load_report_interval_s``: seconds between two
+    reports of a replica's load to the routers. ``startup_timeout_s``: seconds a replica may take to load its model.
+    """
+
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=1, ge=1)
+    initial: int | None = Field(default=None, ge=1)
+    num_gpus: float = Field(default=0.0, ge=0)
+    num_cpus: float = Field(default=1.0, gt=0)
+    load_report_interval_s: float = Field(default=0.5, gt=0)
+    startup_timeout_s: float = Field(default=600.0, gt=0)
+
+    @property
+    def start(self) -> int:
+        """Replicas at start."""
+        return self.min if self.initial is None else self.initial
+
+
+class AutoscalingSection(Section):
+    """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
+
+    ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
+    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions.
+    """
+
+    target_queued_slots_ratio: float = Field(default=0.8, gt=0)
+    upscale_delay_s: float = Field(default=5.0, ge=0)
+    downscale_delay_s: float = Field(default=120.0, ge=0)
+    interval_s: float = Field(default=1.0, gt=0)
+
+
+class LimitsSection(Section):
+    """What one client, or all of them together, may ask for.
+
+    - ``max_waiting_requests`` / ``max_waiting_slots``: the line of one replica, in requests and in slots of demand.
+    - ``max_prompt_bytes``: of a request body or a prompt text, bytes; larger ones are refused unparsed.
+    - ``max_request_seconds``: deadline of a request that names none, and the longest it may name.
+    - ``max_stop_strings`` / ``max_logprobs``: per request. ``max_choices``: prompts times ``n`` of one HTTP request.
+    - ``max_stream_backlog``: tokens a reader may lag behind before its request is cancelled.
+    """
+
+    max_waiting_requests: int = Field(default=256, ge=0)
+    max_waiting_slots: int = Field(default=262_144, ge=0)
+    max_prompt_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
+    max_request_seconds: float = Field(default=600.0, gt=0)
+    max_stop_strings: int = Field(default=MAX_STOP_STRINGS, ge=0, le=MAX_STOP_STRINGS)
+    max_logprobs: int = Field(default=_MAX_LOGPROBS, ge=0, le=_MAX_LOGPROBS)
+    max_choices: int = Field(default=64, ge=1)
+    max_stream_backlog: int = Field(default=4096, ge=1)
+
+
+class AuthSection(Section):
+    """``api_keys_file``: file with one API key a line; also from the environment variable ``ORCA_API_KEYS_FILE``."""
+
+    api_keys_file: str | None = Field(
+        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, validate_default=True
+    )
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _no_keys_yet(cls, value: str | None) -> str | None:
+        if value is not None:  # serving openly to somebody who asked for keys would be worse than not starting
+            raise ValueError(f"this version cannot check API keys; leave it (and {API_KEYS_ENVIRONMENT}) unset")
+        return value
+
+
+class FailoverSection(Section):
+    """``max_resumes``: times one stream may continue on another replica after its replica was lost."""
+
+    max_resumes: int = Field(default=0, ge=0)
+
+    @field_validator("max_resumes")
+    @classmethod
+    def _no_resumes_yet(cls, value: int) -> int:
+        if value:
+            raise ValueError("this version cannot resume a lost stream; leave it 0")
+        return value
+
+
+class DrainSection(Section):
+    """``timeout_s``: seconds open streams may go on after a stop was asked for."""
+
+    timeout_s: float = Field(default=30.0, ge=0)
+
+
+class IngressSection(Section):
+    """``replicas``: ingress actors. ``num_cpus``: of one, as Ray counts them; 0 = share what the replicas leave."""
+
+    replicas: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=0.0, ge=0)
+
+
+def _model_id(source: str) -> str:
+    """The name clients use when the config gives none: the last part of a path, the whole of a hub id."""
+    if source.endswith(".gguf"):
+        return PurePath(source).name.removesuffix(".gguf")
+    looks_like_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
+    return PurePath(source).name if looks_like_path else source
