@@ -70,11 +70,12 @@ class ModelExecutor:
     def _sampling_row(self, request: Request) -> SamplingRow:
         spec = request.spec
         banned = self._stop_ids.union(spec.sampling.stop_token_ids) if spec.sampling.min_new_tokens else frozenset()
+        looks_back = spec.sampling.looks_back  # without it, copying all tokens for each one would be for nothing
         return SamplingRow(
             params=spec.sampling,
             seed=spec.seed,
             position=len(request.token_ids),
             prompt_ids=spec.token_ids,
-            output_ids=request.output_ids,
+            output_ids=request.output_ids if looks_back else (),
             banned_until_min=banned,
         )

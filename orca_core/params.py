@@ -90,6 +90,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it other than through the model."""
+        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalised or self.min_new_tokens > 0
+
     def __post_init__(self) -> None:
         for name, legal in SAMPLING_RANGES.items():
             _check_number(name, getattr(self, name), legal)
