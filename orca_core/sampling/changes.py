@@ -33,9 +33,12 @@ def _change_row(x: torch.Tensor, row: SamplingRow) -> None:
     if p.repetition_penalty != 1.0:
         seen = _tensor({*row.prompt_ids, *row.output_ids}, torch.int64, x)
         values = x[seen]
-        values = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-        # a penalty near 0 must not turn a likely token into an infinite one
-        x[seen] = values.clamp(max=torch.finfo(x.dtype).max)
+        limits = torch.finfo(x.dtype)
+        # a penalty that rounds to 0 would make NaN of a token the model rules out: -inf * 0
+        penalty = max(p.repetition_penalty, limits.tiny)
+        values = torch.where(values > 0, values / penalty, values * penalty)
+        # nor may one near 0 turn a likely token into an infinite one
+        x[seen] = values.clamp(max=limits.max)
     if (p.presence_penalty or p.frequency_penalty) and row.output_ids:
         counts = Counter(row.output_ids)
         times = _tensor(counts.values(), x.dtype, x)

@@ -58,7 +58,7 @@ def stop_in(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 @pytest.mark.parametrize("family", ["byte_level", "sentencepiece"])
 @pytest.mark.parametrize("include", [False, True])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_streamed_text_is_the_whole_decode_up_to_the_stop(
     family: str, include: bool, byte_level: Tokenizer, sentencepiece: Tokenizer, data: st.DataObject

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -95,3 +96,30 @@ def metaspace_tokenizer(folder: Path) -> Tokenizer:
 def wordpiece_tokenizer(folder: Path) -> Tokenizer:
     """See ``save_wordpiece``."""
     return load(save_wordpiece(folder))
+
+
+FAMILIES: Final = {
+    "byte_level": byte_level_tokenizer,
+    "sentencepiece": sentencepiece_tokenizer,
+    "metaspace": metaspace_tokenizer,
+    "wordpiece": wordpiece_tokenizer,
+}
+
+
+def decode_by_token(tokenizer: Tokenizer, ids: list[int]) -> str:
+    decoder = tokenizer.decoder()
+    return "".join([*(decoder.push(token_id) for token_id in ids), decoder.finish()])
+
+
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer._backend.token_to_id(token)
+    assert token_id is not None, token
+    return int(token_id)
+
+
+def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    """One token a byte, whatever merges there are."""
+    found = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
+    if tokenizer._backend.token_to_id("<0x00>") is not None:
+        return [id_of(tokenizer, f"<0x{value:02X}>") for value in data]
+    return [found[bytes([value])] for value in data]
