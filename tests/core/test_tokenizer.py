@@ -167,7 +167,7 @@ def test_a_template_may_refuse_and_nobody_quotes_the_message(
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ raise_exception(messages[0].content) }}", "{{ messages[0].content | int(base=messages) }}"]
+    "template", ["{{ raise_exception(messages[0].content) }}", "{{ [1].index(messages[0].content) }}"]
 )
 def test_a_template_that_quotes_the_message_in_its_error(
     tmp_path: Path, template: str, caplog: pytest.LogCaptureFixture
