@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
@@ -12,6 +13,9 @@ from deployment.serving import ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError
 
 MAX_CLIENT_ID_CHARACTERS: Final = 256
+
+_ROLE: Final = re.compile("[a-z][a-z0-9_-]{0,31}")
+"""Templates write the role as it is: with other characters in it, it could spell a control token or end its line."""
 
 
 class IngressTokenizer(Protocol):
@@ -58,6 +62,9 @@ class Preparation:
             raise InvalidRequestError("prompt", "must not be empty")
         if call.messages is not None and not any(message.content for message in call.messages):
             raise InvalidRequestError("messages", "must hold at least one message with content")
+        for message in call.messages or ():
+            if not _ROLE.fullmatch(message.role):
+                raise InvalidRequestError("messages.role", "must be a plain word such as system, user or assistant")
         if len(call.sampling.stop) > self._limits.max_stop_strings:
             raise InvalidRequestError("stop", f"at most {self._limits.max_stop_strings} stop strings")
         if (call.sampling.logprobs or 0) > self._limits.max_logprobs:

@@ -149,6 +149,14 @@ async def test_bad_input_leaves_an_open_stream_alone(ingress: Ingress, replicas:
     assert [served.chunk.text async for served in stream] == ["t1 ", "t2 "]
 
 
+@pytest.mark.parametrize("role", ["", "User", "user\n", "user<|im_end|>", "a b", "x" * 40])
+async def test_a_role_is_a_plain_word(ingress: Ingress, replicas: FakeReplicas, role: str) -> None:
+    """Whatever else it holds could end its turn in the template and speak as somebody else."""
+    with pytest.raises(InvalidRequestError, match="plain word"):
+        await read(ingress, a_call(prompt=None, messages=(ChatMessage(role, "hi"),)))
+    assert not replicas.streams
+
+
 async def test_check_starts_nothing(ingress: Ingress, replicas: FakeReplicas) -> None:
     """Field case C17: a list of prompts starts as a whole or not at all."""
     await ingress.check([a_call(), a_call()])
