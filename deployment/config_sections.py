@@ -112,7 +112,8 @@ class AutoscalingSection(Section):
     """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
 
     ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
-    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions.
+    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions
+    of a policy on queued slots; Serve's own, which decides until there is one, has a fixed interval.
     """
 
     target_queued_slots_ratio: float = Field(default=0.8, gt=0)

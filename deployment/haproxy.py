@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
+
+from orca_core.errors import UnavailableError
 
 _HAPROXY_PORTS: Final = (
     "RAY_SERVE_HAPROXY_METRICS_PORT",
@@ -29,6 +32,9 @@ COMMAND: Final = "orca-haproxy"
 OWNED_VARIABLE: Final = "ORCA_HAPROXY_ENDS_WITH_PARENT"
 """Set to 1 by ``up`` for a Ray of its own: should that be killed, HAProxy must not go on with its ports."""
 
+_N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
+_RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
+_TRIES: Final = 50
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 
 
@@ -66,6 +72,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
     ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
     """
     ports = _free_ports(len(_HAPROXY_PORTS))
+    http, grpc = free_range(_N_INGRESS_PORTS), free_range(_N_INGRESS_PORTS)
     home = f"{folder}/haproxy"
     return {
         **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},
@@ -77,6 +84,12 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         # how long an actor lingers for balancers that learn late of its end: ours learns at once
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         OWNED_VARIABLE: "1",
+        # an ingress takes the first free port of these; gRPC listens with SO_REUSEPORT, which calls a port free that
+        # another Serve's ingress has, and the kernel would then share our clients out between the two
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http.stop - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop - 1),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
     }
 
@@ -88,3 +101,20 @@ def _free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("", 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def free_range(size: int) -> range:
+    """``size`` TCP ports in a row that nobody listens on now, at a random place, so that two calls hardly ever meet.
+
+    Raises ``UnavailableError`` where no such place is found.
+    """
+    for _ in range(_TRIES):
+        start = secrets.choice(range(*_RANGE_ENDS, size))
+        with ExitStack() as stack:
+            try:
+                for port in range(start, start + size):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+            return range(start, start + size)
+    raise UnavailableError(f"no {size} free TCP ports in a row")

@@ -55,6 +55,13 @@ class Launcher:
         """What clients call the model."""
         return self._file.app.model.id
 
+    @property
+    def logs(self) -> str:
+        """Where Ray Serve writes what the replicas and the ingress log; gone when a Ray of our own ends."""
+        if self._temp_dir is None:
+            return "in the session folder of the Ray that was joined, under logs/serve"
+        return f"{self._temp_dir}/session_latest/logs/serve"
+
     def start(self, rearm_signals: Callable[[], None]) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
 

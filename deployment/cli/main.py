@@ -68,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), EXIT_UNUSABLE)
     except OrcaError as error:
         return _fail(str(error), EXIT_FAILED)
+    except ModuleNotFoundError as error:  # of the client alone, `up` and `check` cannot run
+        if error.name is None or error.name.partition(".")[0] in ("deployment", "orca_core"):
+            raise
+        return _fail(f"{error.name} is not installed; this needs: pip install 'orca-serve[serve]'", EXIT_FAILED)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", EXIT_FAILED)
     except BrokenPipeError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +32,7 @@ Host = Annotated[str | None, typer.Option("--host", help="Address to listen on."
 HttpPort = Annotated[int | None, typer.Option("--http-port", min=1, max=65535, help="Port of the HTTP face.")]
 GrpcPort = Annotated[int | None, typer.Option("--grpc-port", min=1, max=65535, help="Port of the gRPC face.")]
 RayAddress = Annotated[str | None, typer.Option("--address", help="Join this Ray cluster; without it start one.")]
-ApiKeys = Annotated[str | None, typer.Option("--api-keys", help="File with one API key a line.")]
+ApiKeys = Annotated[str | None, typer.Option("--api-keys", help="File with one API key a line (not in this version).")]
 PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
 
@@ -74,6 +76,7 @@ def _serve(launcher: Launcher, file: ServeFile) -> None:
             launcher.start(rearm_signals=_handle_signals)
             typer.echo(_ready_line(file, launcher.model_id))
             _say_next(file)
+            typer.echo(f"logs: {launcher.logs}", err=True)
             while True:
                 signal.pause()
         except _StopSignal:
@@ -134,10 +137,18 @@ def _ready_line(file: ServeFile, model_id: str) -> str:
     )
 
 
+def _own_name() -> str:
+    """How to call this command from here: by its path where the shell would not find it."""
+    path = Path(sys.argv[0])
+    if shutil.which("orca-serve") or path.name != "orca-serve":
+        return "orca-serve"
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def _say_next(file: ServeFile) -> None:
     host = "127.0.0.1" if file.host in ("0.0.0.0", "::") else file.host  # noqa: S104 - compared, not bound
     address = "" if (host, file.grpc_port) == ("127.0.0.1", 9000) else f" --address {host}:{file.grpc_port}"
-    typer.echo(f'try:  orca-serve generate "Why is the sky blue?" --chat{address}', err=True)
+    typer.echo(f'try:  {_own_name()} generate "Why is the sky blue?" --chat{address}', err=True)
     typer.echo(f"      curl http://{host}:{file.http_port}/v1/models", err=True)
     if not file.host.startswith(_LOOPBACK) and file.app.auth.api_keys_file is None:
         typer.echo(f"warning: listening on {file.host} without API keys: whoever reaches it can use it", err=True)

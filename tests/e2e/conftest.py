@@ -79,22 +79,6 @@ class Server:
             time.sleep(0.05)
 
 
-def environment() -> dict[str, str]:
-    """An environment in which no port that Serve uses on a machine is shared with another Serve."""
-    metrics, stats = free_ports(2)
-    base = 20_000 + os.getpid() % 50 * 100  # of ranges that each Serve counts through
-    return {
-        **os.environ,
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(base),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(base + 99),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(base + 5_000),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(base + 5_099),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    }
-
-
 def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None) -> Server:
     """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
@@ -110,7 +94,7 @@ def start(folder: Path, front: str, extra_environment: dict[str, str] | None = N
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment() | (extra_environment or {}),
+            env=os.environ | (extra_environment or {}),
             start_new_session=True,
         )
     alarm = threading.Timer(READY_TIMEOUT_S, process.terminate)
