@@ -14,6 +14,9 @@ from orca_core.errors import InvalidRequestError, NotFoundError, PayloadTooLarge
 
 MAX_CLIENT_ID_CHARACTERS: Final = 256
 
+MAX_MESSAGES: Final = 4096
+"""Of one chat: each costs time in the template however little it says."""
+
 _ROLE: Final = re.compile("[a-z][a-z0-9_-]{0,31}")
 """Templates write the role as it is: with other characters in it, it could spell a control token or end its line."""
 
@@ -60,11 +63,8 @@ class Preparation:
             raise InvalidRequestError("prompt", "exactly one of prompt, token_ids and messages must be given")
         if call.prompt == "" or call.token_ids == ():
             raise InvalidRequestError("prompt", "must not be empty")
-        if call.messages is not None and not any(message.content for message in call.messages):
-            raise InvalidRequestError("messages", "must hold at least one message with content")
-        for message in call.messages or ():
-            if not _ROLE.fullmatch(message.role):
-                raise InvalidRequestError("messages.role", "must be a plain word such as system, user or assistant")
+        if call.messages is not None:
+            _check_messages(call.messages)
         if len(call.sampling.stop) > self._limits.max_stop_strings:
             raise InvalidRequestError("stop", f"at most {self._limits.max_stop_strings} stop strings")
         if (call.sampling.logprobs or 0) > self._limits.max_logprobs:
@@ -101,3 +101,13 @@ class Preparation:
 
     async def _in_thread(self, function: Callable[[Any], Any], argument: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, argument)
+
+
+def _check_messages(messages: Sequence[ChatMessage]) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError("messages", f"at most {MAX_MESSAGES} messages")
+    if not any(message.content for message in messages):
+        raise InvalidRequestError("messages", "must hold at least one message with content")
+    for message in messages:
+        if not _ROLE.fullmatch(message.role):
+            raise InvalidRequestError("messages.role", "must be a plain word such as system, user or assistant")

@@ -25,6 +25,8 @@ def make_request(
     """
     if not token_ids:
         raise InvalidRequestError("prompt", "must have at least one token")
+    if len(token_ids) >= info.max_model_len:  # before looking at each of what may be millions
+        raise RequestTooLargeError(len(token_ids), sampling.max_new_tokens or 1, info.max_model_len, "max_model_len")
     _check_ids("prompt", token_ids, info.vocab_size)
     _check_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
     _check_ids("logit_bias", tuple(sampling.logit_bias), info.vocab_size)

@@ -157,6 +157,12 @@ async def test_a_role_is_a_plain_word(ingress: Ingress, replicas: FakeReplicas, 
     assert not replicas.streams
 
 
+async def test_a_chat_of_a_million_messages_is_refused_unread(ingress: Ingress, replicas: FakeReplicas) -> None:
+    with pytest.raises(InvalidRequestError, match="at most 4096 messages"):
+        await read(ingress, a_call(prompt=None, messages=(ChatMessage("user", ""),) * 4097))
+    assert not replicas.streams
+
+
 async def test_check_starts_nothing(ingress: Ingress, replicas: FakeReplicas) -> None:
     """Field case C17: a list of prompts starts as a whole or not at all."""
     await ingress.check([a_call(), a_call()])
