@@ -61,7 +61,7 @@ def test_64_secret_words_of_a_real_model() -> None:
 
 
 def test_a_thousand_streams_that_are_left(engine: Engine) -> None:
-    """Left before the first token, in initiation, between tokens, at the end; then the engine is as if they never were."""
+    """Left before the first token, in initiation, between tokens, at the end; then all is as if they never were."""
     rng = random.Random(2)
     process = psutil.Process()
 
