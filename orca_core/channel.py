@@ -13,8 +13,9 @@ from orca_core.types import GenerationChunk, merge_chunks
 class Channel:
     """The chunks of one request, in order; whoever reads late gets them coalesced into one.
 
-    Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's error.
-    ``close`` by the reader cancels a request that has not ended; a channel is never shared between readers.
+    Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's error. A
+    reader of many channels listens and polls instead, and needs no task for each. ``close`` by the reader cancels a
+    request that has not ended; a channel is never shared between readers.
     """
 
     def __init__(self, request_id: str, on_close: Callable[[str], object]) -> None:
@@ -26,7 +27,7 @@ class Channel:
         self._ended = False  # the writer has said its last word
         self._read_out = False  # the reader has seen the last word
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake: asyncio.Event | None = None
+        self._wake: Callable[[], object] | None = None
 
     # ---- the loop thread's side
 
@@ -53,7 +54,7 @@ class Channel:
     def wake(self) -> None:
         """On the reader's event loop: let it look again."""
         if self._wake is not None:
-            self._wake.set()
+            self._wake()
 
     @property
     def backlog(self) -> int:
@@ -98,18 +99,37 @@ class Channel:
                 chunk = self._take()
                 if chunk is not None:
                     return chunk
-                if self._wake is None:
-                    self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-                self._wake.clear()
-            await self._wake.wait()
+                event = asyncio.Event()
+                self._loop, self._wake = asyncio.get_running_loop(), event.set
+            await event.wait()
         raise StopAsyncIteration
+
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        """Have ``on_ready`` called on the running event loop whenever there may be something to ``poll``.
+
+        What is there already is announced too.
+        """
+        loop = asyncio.get_running_loop()
+        with self._ready:
+            self._loop, self._wake = loop, on_ready
+            is_late = bool(self._pending) or self._ended
+        if is_late:
+            loop.call_soon(self.wake)
+
+    def poll(self) -> GenerationChunk | None:
+        """What has been written since the last look, as one chunk; ``None`` where there is nothing, or no more.
+
+        Never blocks. Raises the request's error, once.
+        """
+        with self._ready:
+            return None if self._read_out else self._take()
 
     def close(self) -> None:
         """The reader leaves. Cancels the request if it has not ended. Idempotent, never blocks."""
         with self._ready:
             ended, self._ended, self._read_out = self._ended, True, True
             self._pending.clear()
-            self._loop = None
+            self._loop = self._wake = None
         if not ended:
             self._on_close(self.request_id)
 

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -67,7 +66,6 @@ class Engine:
         self._cancels: list[str] = []
         self._open: Admission | None = None
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._load = Load()
         self._progress_at = 0.0
         self._drain_until: float | None = None  # set once the engine is closing
         self._dead: EngineDeadError | None = None
@@ -92,9 +90,9 @@ class Engine:
             on_end=self._on_end,
             on_books=self._on_books,
         )
-        self._load = self._loop.load()
+        config = self.config
         self._open = Admission(
-            info.n_slots, self.config.max_batch_size, self.config.max_waiting_requests, self.config.max_waiting_slots
+            self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
         )
         self._progress_at = self._clock()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
@@ -208,9 +206,7 @@ class Engine:
     def load(self) -> Load:
         """Slots and counts as of the last iteration, with what has arrived since counted as queued."""
         with self._wakeup:
-            arrived = sum(request.total_tokens for request, _, _ in self._arrivals)
-            load = self._load
-            return replace(load, queued_slots=load.queued_slots + arrived, waiting=load.waiting + len(self._arrivals))
+            return Load() if self._open is None else self._open.load
 
     def health(self) -> Health:
         """Whether the engine makes progress: the loop lives, and work that is pending has seen an iteration lately."""
@@ -259,6 +255,8 @@ class Engine:
             while loop.idle and not self._arrivals and not self._cancels and self._drain_until is None:
                 self._wakeup.wait()
             arrivals, self._arrivals = self._arrivals, deque()
+            if self._open is not None:
+                self._open.take_in()
             cancels, self._cancels = self._cancels, []
             closing = self._drain_until is not None and (
                 self._clock() >= self._drain_until or (loop.idle and not arrivals)
@@ -281,7 +279,8 @@ class Engine:
     def _on_books(self, load: Load) -> None:
         """Called by the loop when a turn is over, before anybody hears of it."""
         with self._wakeup:
-            self._load = load
+            if self._open is not None:
+                self._open.book(load)
             self._progress_at = self._clock()
 
     def _give_up(self, loop: EngineLoop, error: OrcaError) -> None:

@@ -32,10 +32,15 @@ class FakeExecutor:
         self.broken: set[str] = set()
         self._choose = choose
         self._gate: threading.Semaphore | None = None
+        self._held = threading.Event()
 
     def hold(self) -> None:
         """From now on an iteration needs a permit of ``step``."""
         self._gate = threading.Semaphore(0)
+
+    def wait_until_held(self) -> None:
+        """Until an iteration waits for its permit."""
+        assert self._held.wait(20)
 
     def step(self, n_iterations: int = 1) -> None:
         """Let that many iterations go on."""
@@ -51,6 +56,7 @@ class FakeExecutor:
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         gate = self._gate
         if gate is not None:
+            self._held.set()
             assert gate.acquire(timeout=20)
         self.batches.append([(span.request.request_id, span.n_tokens) for span in batch.spans])
         if self.errors:

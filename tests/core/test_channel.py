@@ -115,3 +115,47 @@ def test_readers_whose_event_loop_is_gone_are_cancelled() -> None:
     outbox.put(channel, chunk("a", 1))
     outbox.flush()
     assert cancelled == ["r"]
+
+
+async def test_a_listener_of_many_channels_polls_those_that_spoke() -> None:
+    outbox, channels = Outbox(), [Channel(str(i), lambda _: None) for i in range(3)]
+    ready: list[str] = []
+    heard = asyncio.Event()
+    for channel in channels:
+        channel.listen(lambda name=channel.request_id: (ready.append(name), heard.set()))  # type: ignore[misc]
+    writer = threading.Thread(target=_say, args=(outbox, channels[1:]))
+    writer.start()
+    writer.join(10)
+    await asyncio.wait_for(heard.wait(), 10)
+    await asyncio.sleep(0)
+    assert set(ready) == {"1", "2"}
+    said = channels[1].poll()
+    assert said is not None
+    assert (said.text, said.finish_reason) == ("ab", FinishReason.STOP)
+    assert channels[1].poll() is None
+    assert channels[0].poll() is None
+
+
+async def test_a_listener_that_comes_late_is_told_and_hears_an_error_once() -> None:
+    channel = Channel("r", lambda _: None)
+    channel.put(chunk("a", 1))
+    channel.fail(RequestCancelledError("r"))
+    told: list[bool] = []
+    channel.listen(lambda: told.append(True))
+    await asyncio.sleep(0)
+    assert told == [True]
+    assert channel.poll() == chunk("a", 1)
+    with pytest.raises(RequestCancelledError):
+        channel.poll()
+    assert channel.poll() is None
+
+
+async def test_a_closed_channel_tells_its_listener_nothing() -> None:
+    channel = Channel("r", lambda _: None)
+    told: list[bool] = []
+    channel.listen(lambda: told.append(True))
+    channel.close()
+    assert channel.put(chunk("a", 1)) is None
+    channel.wake()
+    assert told == []
+    assert channel.poll() is None

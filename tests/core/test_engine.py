@@ -17,7 +17,7 @@ from orca_core.errors import (
 )
 from orca_core.executor import LoadedModel
 from orca_core.tokenizer import Tokenizer
-from orca_core.types import FinishReason, SamplingParams
+from orca_core.types import FinishReason, Load, SamplingParams
 from tests.core.builders import make_spec
 from tests.core.engine_bench import INFO, Bench, ids_of
 from tests.core.fakes import VOCAB
@@ -155,7 +155,7 @@ def test_the_waiting_line_is_bounded_in_slots(tokenizer: Tokenizer) -> None:
 
 
 def test_the_time_to_come_back_follows_the_rate_at_which_slots_return() -> None:
-    admission = Admission(n_slots=100, max_batch_size=1, max_waiting_requests=0, max_waiting_slots=None)
+    admission = Admission(Load(n_slots=100), max_batch_size=1, max_waiting_requests=0, max_waiting_slots=None)
     for second in range(11):  # 10 slots each second
         admission.enter(f"r{second}", 10, float(second))
         admission.leave(f"r{second}", float(second))
@@ -163,3 +163,33 @@ def test_the_time_to_come_back_follows_the_rate_at_which_slots_return() -> None:
     with pytest.raises(OverloadedError) as caught:
         admission.enter("late", 30, 11.0)
     assert caught.value.retry_after_s == pytest.approx(3.0)
+
+
+def test_without_a_waiting_room_whoever_enters_has_his_slots(tokenizer: Tokenizer) -> None:
+    """The books are those of the last iteration; what the loop has taken in since must not be forgotten."""
+    made = Bench(tokenizer, max_waiting_requests=0, max_waiting_slots=0)
+    with made.engine as engine:
+        made.executor.hold()
+        first = engine.submit(make_spec(10, 90))
+        made.executor.wait_until_held()
+        assert engine.load().headroom == INFO.n_slots - 100  # in an iteration whose books are not written yet
+        with pytest.raises(OverloadedError):
+            engine.submit(make_spec(10, 51))
+        second = engine.submit(make_spec(10, 50))
+        made.executor.let_go()
+        assert [len(ids_of(channel)) for channel in (first, second)] == [90, 50]
+        made.assert_idle()
+
+
+def test_shared_slots_are_not_reserved_twice_at_the_door() -> None:
+    """Two whose demands are more than the slots, but which share what they begin with, are both let in."""
+    admission = Admission(Load(n_slots=100), max_batch_size=4, max_waiting_requests=0, max_waiting_slots=0)
+    admission.enter("a", 60, 0.0)
+    admission.take_in()
+    admission.book(Load(n_slots=100, reserved_slots=60, running=1))
+    admission.enter("b", 40, 0.0)
+    admission.take_in()
+    admission.book(Load(n_slots=100, reserved_slots=70, running=2))  # 30 of its slots were there
+    admission.enter("c", 30, 0.0)
+    with pytest.raises(OverloadedError):
+        admission.enter("d", 1, 0.0)

@@ -1,0 +1,153 @@
+"""A replica's end of the stream to one ingress: the words of many requests leave it together, once an iteration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Final, Protocol, TypeVar
+
+from deployment.parcels import Parcel, Standing, Word, pack
+from orca_core.errors import OrcaError
+from orca_core.types import GenerationChunk, Load
+
+_T = TypeVar("_T")
+
+N_REMEMBERED: Final = 4096
+"""How many request ids an outlet can still tell from new ones."""
+
+
+class EngineChannel(Protocol):
+    """What is read from an engine: see ``orca_core.channel.Channel``."""
+
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        """Be told on the running event loop when there may be something to poll."""
+
+    def poll(self) -> GenerationChunk | None:
+        """What has been written since the last look; raises the request's error."""
+        ...
+
+    def close(self) -> None:
+        """The reader leaves; a request that has not ended is cancelled."""
+
+
+class Outlet:
+    """The requests of one link. No task and no wake-up for each: who has news is polled when the next parcel is made.
+
+    ``ask``: the engine's load and whether it is well. ``cancel(request_id)``: ends a request in the engine.
+    ``on_end(request_id)``: called once for each that was added, when it has ended, whichever way. ``clock``: monotonic
+    seconds. Lives on one event loop.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], tuple[Load, bool]],
+        cancel: Callable[[str], object],
+        on_end: Callable[[str], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._ask = ask
+        self._cancel = cancel
+        self._on_end = on_end
+        self._clock = clock
+        self._channels: dict[str, EngineChannel] = {}
+        self._ready: dict[str, None] = {}  # whose turn it is, in the order in which they spoke
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._dropped: OrderedDict[str, None] = OrderedDict()
+        self._n_accepted = 0
+        self._news = asyncio.Event()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    # ---- requests
+
+    def number_of(self, request_id: str) -> int | None:
+        """The number under which a request was accepted here before."""
+        return self._numbers.get(request_id)
+
+    def is_dropped(self, request_id: str) -> bool:
+        """Whether nobody wants a request any more; that may be known before it arrives."""
+        return request_id in self._dropped
+
+    def add(self, request_id: str, channel: EngineChannel) -> int:
+        """Take in a request that the engine has accepted; returns its number."""
+        self._n_accepted += 1
+        _remember(self._numbers, request_id, self._n_accepted)
+        self._channels[request_id] = channel
+        channel.listen(lambda: self._speak(request_id))
+        return self._n_accepted
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Nobody wants these requests any more: end them, or refuse them should they arrive only now."""
+        for request_id in request_ids:
+            _remember(self._dropped, request_id, None)
+            if request_id in self._channels:
+                self._cancel(request_id)  # its last word is not passed on, but wakes us: its slots are free then
+
+    def close(self) -> None:
+        """Nobody reads here any more: all requests end. Idempotent."""
+        self.closed = True
+        channels, self._channels = self._channels, {}
+        for request_id, channel in channels.items():
+            channel.close()
+            self._on_end(request_id)
+        self._news.set()
+
+    # ---- parcels
+
+    def tell(self) -> None:
+        """Send a parcel soon, be it only to say how the replica stands."""
+        self._news.set()
+
+    async def parcels(self) -> AsyncGenerator[Parcel, None]:
+        """The first one at once, then one whenever there is news; ends when the outlet is closed, and closes it."""
+        try:
+            while not self.closed:
+                self._news.clear()
+                yield self._make()
+                await self._news.wait()
+        finally:
+            self.close()
+
+    def standing(self) -> Standing:
+        """How the replica stands now."""
+        load, well = self._ask()
+        return Standing(load, self._clock(), self._n_accepted, well)
+
+    def _speak(self, request_id: str) -> None:
+        self._ready[request_id] = None
+        self._news.set()
+
+    def _make(self) -> Parcel:
+        """What has been said since the last parcel. The words are taken first, so that the load is no older."""
+        ready, self._ready = self._ready, {}
+        words: list[Word] = []
+        for request_id in ready:
+            self._hear(request_id, words)
+        return Parcel(self.standing(), tuple(words))
+
+    def _hear(self, request_id: str, words: list[Word]) -> None:
+        """Append what a request has to say: a chunk, and perhaps an error behind it."""
+        channel, wanted = self._channels.get(request_id), request_id not in self._dropped
+        while channel is not None:
+            try:
+                chunk = channel.poll()
+                if chunk is None:
+                    return
+                word, is_last = pack(chunk), chunk.finish_reason is not None
+            except OrcaError as error:
+                word, is_last = (request_id, error), True
+            if wanted:
+                words.append(word)
+            if is_last:
+                del self._channels[request_id]
+                self._on_end(request_id)
+                return
+
+
+def _remember(memory: OrderedDict[str, _T], key: str, value: _T) -> None:
+    memory[key] = value
+    if len(memory) > N_REMEMBERED:
+        memory.popitem(last=False)
