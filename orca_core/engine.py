@@ -81,19 +81,22 @@ class Engine:
         if self._model is None:
             self._model = load_engine_model(self.config)
         info = self._model.info
-        kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
-        scheduler = Scheduler(self.config.max_batch_size, self.config.max_batch_tokens)
+        config = self.config
+        kv = KVManager(info.n_slots, config.block_size, config.max_batch_size, prefix_cache=config.prefix_cache)
+        scheduler = Scheduler(
+            config.max_batch_size, config.max_batch_tokens, config.overtaking_s, config.max_overtakers
+        )
         self._loop = EngineLoop(
             self._model,
             scheduler,
             kv,
             clock=self._clock,
-            max_stream_backlog=self.config.max_stream_backlog,
+            max_stream_backlog=config.max_stream_backlog,
             on_end=self._on_end,
         )
         self._load = self._loop.load()
         self._open = Admission(
-            info.n_slots, self.config.max_batch_size, self.config.max_waiting_requests, self.config.max_waiting_slots
+            info.n_slots, config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
         )
         self._progress_at = self._clock()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
