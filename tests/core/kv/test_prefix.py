@@ -267,56 +267,77 @@ def test_the_quick_audit_of_an_idle_engine_sees_what_was_left() -> None:
 # ---- whatever is asked
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data(), st.integers(1, 5), st.integers(1, 4), st.integers(8, 40), st.integers(0, 2**32))
-def test_promises_are_kept_and_nobody_reads_anothers_tokens(
-    data: st.DataObject, block_size: int, max_batch_size: int, n_slots: int, seed: int
-) -> None:
-    """Random requests over three texts. ``memory`` is the pool: in each slot, the tokens that its K and V stand for."""
-    rng = random.Random(seed)
-    kv = manager(n_slots, block_size, max_batch_size)
-    memory: dict[int, tuple[int, ...]] = {}
-    tokens: dict[str, list[int]] = {}
-    left: dict[str, int] = {}
+class Users:
+    """Random requests over three texts. ``memory`` is the pool: in each slot, the tokens its K and V stand for."""
 
-    def take(name: str, n: int) -> None:
-        start = len(tokens[name]) - left[name]
-        for i, slot in enumerate(kv.extend(name, n), start):
-            memory[slot] = tuple(tokens[name][: i + 1])
-        left[name] -= n
+    def __init__(self, kv: KVManager, rng: random.Random) -> None:
+        self.kv = kv
+        self.rng = rng
+        self.memory: dict[int, tuple[int, ...]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.left: dict[str, int] = {}
+        self.n_asked = 0
 
-    for number, action in enumerate(data.draw(st.lists(st.sampled_from("rrreeepdx"), max_size=60))):
-        name = rng.choice(list(tokens)) if tokens else ""
+    def act(self, action: str) -> None:
+        """r: reserve; e: extend; p: publish; d: distrust and release; x: release."""
         if action == "r":
-            name, text = f"r{number}", rng.choice(["abababababab", "abababcdcdcd", "cdcdcdcdcd"])
-            ids = [ord(c) for c in text[: rng.randint(1, len(text))]] + [
-                rng.randrange(3) for _ in range(rng.randrange(5))
-            ]
-            if kv.reserve(name, len(ids), BlockChain(ids)):
-                n_cached = kv.cached_tokens(name)
-                assert n_cached < len(ids)
-                tokens[name], left[name] = ids, len(ids) - n_cached
-                table = kv.blocks(name)
-                for i in range(n_cached):
-                    assert memory[table[i // block_size] * block_size + i % block_size] == tuple(ids[: i + 1])
-        elif name and action == "e" and left[name]:
-            take(name, rng.randint(1, left[name]))
-        elif name and action == "p":
-            kv.publish(name)
-        elif name and action in "dx":
-            if action == "d":
-                kv.distrust(name)
-            kv.release(name)
-            del tokens[name], left[name]
+            self.ask()
+        elif self.tokens:
+            name = self.rng.choice(list(self.tokens))
+            if action == "e" and self.left[name]:
+                self.take(name, self.rng.randint(1, self.left[name]))
+            elif action == "p":
+                self.kv.publish(name)
+            elif action in "dx":
+                self.leave(name, distrust=action == "d")
+
+    def ask(self) -> None:
+        self.n_asked += 1
+        name, text = f"r{self.n_asked}", self.rng.choice(["abababababab", "abababcdcdcd", "cdcdcdcdcd"])
+        ids = [ord(c) for c in text[: self.rng.randint(1, len(text))]]
+        ids += [self.rng.randrange(3) for _ in range(self.rng.randrange(5))]
+        if self.kv.reserve(name, len(ids), BlockChain(ids)):
+            n_cached = self.kv.cached_tokens(name)
+            assert n_cached < len(ids)
+            self.tokens[name], self.left[name] = ids, len(ids) - n_cached
+            self.check(name)
+
+    def take(self, name: str, n: int) -> None:
+        for i, slot in enumerate(self.kv.extend(name, n), len(self.tokens[name]) - self.left[name]):
+            self.memory[slot] = tuple(self.tokens[name][: i + 1])
+        self.left[name] -= n
+
+    def leave(self, name: str, *, distrust: bool = False) -> None:
+        if distrust:
+            self.kv.distrust(name)
+        self.kv.release(name)
+        del self.tokens[name], self.left[name]
+
+    def check(self, name: str) -> None:
+        """All that is computed of a request is its own."""
+        table, size = self.kv.blocks(name), self.kv.block_size
+        for i in range(len(self.tokens[name]) - self.left[name]):
+            assert self.memory[table[i // size] * size + i % size] == tuple(self.tokens[name][: i + 1])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("rrreeepdx", max_size=60), st.integers(1, 5), st.integers(1, 4), st.integers(8, 40), st.randoms())
+def test_promises_are_kept_and_nobody_reads_anothers_tokens(
+    actions: str, block_size: int, max_batch_size: int, n_slots: int, rng: random.Random
+) -> None:
+    kv = manager(n_slots, block_size, max_batch_size)
+    users = Users(kv, rng)
+    for action in actions:
+        users.act(action)
         kv.check_integrity()
         assert kv.reserved_slots <= n_slots
-    for name in sorted(tokens, key=lambda _: rng.random()):  # every promise is redeemed, in any order
-        if left[name]:
-            take(name, left[name])
-    for name, ids in tokens.items():
-        table = kv.blocks(name)
-        for i in range(len(ids)):
-            assert memory[table[i // block_size] * block_size + i % block_size] == tuple(ids[: i + 1])
-        kv.release(name)
+    names = list(users.tokens)
+    rng.shuffle(names)
+    for name in names:  # every promise is redeemed, in any order
+        if users.left[name]:
+            users.take(name, users.left[name])
+    for name in names:
+        users.check(name)
+        users.leave(name)
     kv.check_integrity(idle=True)
     assert (kv.reserved_slots, kv.used_slots) == (0, 0)
