@@ -63,7 +63,7 @@ class FakeExecutor:
 
 
 class PagedExecutor(FakeExecutor):
-    """Also keeps what a pool would: in each slot, the token it was written for. Looks at all that attention would read.
+    """Also keeps what a pool would, in each slot its position and token, and looks at all that attention would read.
 
     ``fail_at``: numbers of iterations that fail, half-way through. Neither they nor ``broken`` requests write anything
     that anybody could use. ``wrong``: requests that would have attended over what is not theirs.
@@ -72,7 +72,7 @@ class PagedExecutor(FakeExecutor):
     def __init__(self, block_size: int, fail_at: Collection[int] = ()) -> None:
         super().__init__()
         self.block_size = block_size
-        self.memory: dict[int, int] = {}
+        self.memory: dict[int, tuple[int, int] | None] = {}
         self.fail_at = fail_at
         self.wrong: list[str] = []
 
@@ -80,19 +80,19 @@ class PagedExecutor(FakeExecutor):
         fails = len(self.batches) in self.fail_at
         if fails:
             self.errors.append(RuntimeError("half-way through"))
-        slots, tokens = batch.slots.tolist(), batch.tokens.tolist()
+        slots, tokens, positions = batch.slots.tolist(), batch.tokens.tolist(), batch.positions.tolist()
         for span in batch.spans:
             spoiled = fails or span.request.request_id in self.broken
-            for slot, token_id in zip(slots[span.start : span.end], tokens[span.start : span.end], strict=True):
-                self.memory[slot] = -1 if spoiled else token_id
+            for row in range(span.start, span.end):
+                self.memory[slots[row]] = None if spoiled else (positions[row], tokens[row])
         sampled = super().run_iteration(batch)
         for span in batch.spans:
             name = span.request.request_id
-            if name not in self.broken and self.read(span) != span.request.token_ids[: span.context]:
+            if name not in self.broken and self.read(span) != list(enumerate(span.request.token_ids[: span.context])):
                 self.wrong.append(name)
         return sampled
 
-    def read(self, span: Span) -> list[int | None]:
+    def read(self, span: Span) -> list[tuple[int, int] | None]:
         """What is in the slots that attention reads for a span."""
         size = self.block_size
         slots = [slot for block in span.blocks for slot in range(block * size, block * size + size)]

@@ -18,7 +18,7 @@ from tests.core.loop_bench import LoopBench
 
 N_SLOTS, BLOCK_SIZE = 80, 4
 MAX_BATCH_TOKENS = 12
-PREFIXES = [list(range(10, 34)), list(range(10, 20)) + list(range(100, 120)), []]
+PREFIXES = [list(range(10, 34)), list(range(10, 20)) + list(range(100, 120)), [10] * 20, []]
 
 
 @dataclass
