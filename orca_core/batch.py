@@ -84,4 +84,5 @@ def build_batch(chosen: Sequence[Scheduled], kv: KVManager, device: torch.device
     rows = [span.end - 1 for span in spans if span.samples]
     # one copy to the device, not four
     packed = torch.tensor(tokens + positions + slots + rows, dtype=torch.int64).to(device)
-    return Batch(tuple(spans), *packed.split([len(tokens)] * 3 + [len(rows)]))
+    n = len(tokens)
+    return Batch(tuple(spans), packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])

@@ -69,7 +69,7 @@ def test_tokens_are_the_same_with_the_cache_and_without(
     folder: Path, plain: Engine, n_slots: int, max_batch_tokens: int
 ) -> None:
     """80 slots hold about one request: what is cached is evicted all the time."""
-    prompts, each = workload(n_slots, 40)
+    prompts, each = workload(n_slots, 24)
     wanted = plain.generate(prompts, each)
     with make_engine(folder, prefix_cache=True, n_slots=n_slots, max_batch_tokens=max_batch_tokens) as engine:
         for _ in range(2):
