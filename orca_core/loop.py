@@ -13,6 +13,7 @@ from orca_core.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidRequestError,
+    InvariantError,
     OrcaError,
     RequestCancelledError,
     UnavailableError,
@@ -157,6 +158,8 @@ class EngineLoop:
     def settle(self) -> None:
         """Hand over what was said; when nothing is left to do, audit the books. Raises ``InvariantError``."""
         self._outbox.flush()
+        if self._kv.n_holders != self._pool.n_running:  # slots nobody returns would block the line for ever, silently
+            raise InvariantError(f"{self._kv.n_holders} requests hold slots, {self._pool.n_running} run")
         if not self.idle:
             return
         self._pool.check_integrity(idle=True)

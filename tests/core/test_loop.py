@@ -176,6 +176,13 @@ def test_a_failure_after_a_request_has_ended_does_not_end_it_twice(
     assert_nothing_left(loop_bench)
 
 
+def test_slots_that_nobody_will_return_are_noticed_before_they_block_the_line(loop_bench: LoopBench) -> None:
+    loop_bench.kv.reserve("nobody", 150)
+    loop_bench.submit(make_spec(10, 10))
+    with pytest.raises(InvariantError, match="1 requests hold slots, 0 run"):
+        loop_bench.turn()
+
+
 def test_the_loop_audits_its_books_when_it_falls_idle(loop_bench: LoopBench) -> None:
     loop_bench.submit(make_spec(9, 2))
     loop_bench.run()
@@ -186,6 +193,6 @@ def test_the_loop_audits_its_books_when_it_falls_idle(loop_bench: LoopBench) -> 
     loop_bench.now += AUDIT_INTERVAL_S
     with pytest.raises(InvariantError, match="index"):
         loop_bench.loop.settle()
-    loop_bench.kv._n_reserved += 1
+    loop_bench.kv._n_used += 1
     with pytest.raises(InvariantError, match="idle"):
         loop_bench.loop.settle()
