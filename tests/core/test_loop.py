@@ -128,6 +128,8 @@ def test_after_a_failed_iteration_the_line_goes_on_with_a_clean_cache(tokenizer:
     outcomes = [bench.outcome(name) for name in names]
     assert [type(error) for _, error in outcomes] == [InternalError, InternalError, type(None), type(None)]
     assert outcomes[2][0].token_ids == outcomes[3][0].token_ids
+    assert outcomes[2][0].usage is not None
+    assert outcomes[2][0].usage.cached_prompt_tokens == 0
     assert_nothing_left(bench)
 
 

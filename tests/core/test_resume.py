@@ -176,6 +176,13 @@ def test_emitted_ids_are_checked_like_a_prompt(emitted: tuple[int, ...], words: 
     assert caught.value.field == "emitted_ids"
 
 
+def test_what_was_emitted_is_computed_with_the_prompt_not_token_by_token(tokenizer: Tokenizer) -> None:
+    bench = LoopBench(tokenizer, max_batch_tokens=15)
+    name = bench.submit(GenerationRequest("a", PROMPT, 9, 0, emitted_ids=tuple(range(40, 48))))
+    assert [bench.turn(), bench.turn()] == [[(name, 15)], [(name, 6)]]
+    assert bench.loop.idle
+
+
 def test_a_resumed_prompt_counts_where_it_began(tokenizer: Tokenizer) -> None:
     bench = LoopBench(tokenizer)
     bench.submit(GenerationRequest("a", PROMPT, 6, 0))
