@@ -80,7 +80,9 @@ def build_batch(chosen: Sequence[Scheduled], kv: KVManager, device: torch.device
         positions += range(first, context)
         slots += kv.extend(request.request_id, item.n_tokens)
         samples = context == len(request.token_ids)
-        spans.append(Span(request, start, item.n_tokens, context, tuple(kv.blocks(request.request_id)), samples))
+        spans.append(Span(request, start, item.n_tokens, context, kv.blocks(request.request_id), samples))
     rows = [span.end - 1 for span in spans if span.samples]
-    as_tensor = [torch.tensor(values, dtype=torch.int64).to(device) for values in (tokens, positions, slots, rows)]
-    return Batch(tuple(spans), *as_tensor)
+    # one copy to the device, not four
+    packed = torch.tensor(tokens + positions + slots + rows, dtype=torch.int64).to(device)
+    n = len(tokens)
+    return Batch(tuple(spans), packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])

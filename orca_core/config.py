@@ -29,6 +29,9 @@ class EngineConfig:
     - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
     - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
     - ``block_size``: slots in one block of the paged pool.
+    - ``prefix_cache``: requests that begin with the same tokens share the K and V of that beginning.
+    - ``overtaking_s``, ``max_overtakers``: while the oldest waiting request does not fit, requests behind it that do
+      may be admitted, for at most so many seconds and at most so many of them; then it is next. 0 = nobody overtakes.
     - ``memory_utilization``: part of the memory the engine may use, 0 to 1; ``None`` = 0.9 of a GPU, 0.5 of RAM.
     - ``memory_share``: part of that which belongs to this engine where several share a host (CPU only), 0 to 1.
     - ``max_kv_bytes``: upper bound in bytes on the K/V pool when ``n_slots`` is measured; ``None`` = no bound.
@@ -48,6 +51,9 @@ class EngineConfig:
     n_slots: int | None = None
     max_model_len: int | None = None
     block_size: int = 16
+    prefix_cache: bool = True
+    overtaking_s: float = 0.0
+    max_overtakers: int = 16
     memory_utilization: float | None = None
     memory_share: float = 1.0
     max_kv_bytes: int | None = None
@@ -69,6 +75,8 @@ class EngineConfig:
         for name in ("max_waiting_requests", "max_waiting_slots"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 0, "must be at least 0, or left out")
+        for name in ("overtaking_s", "max_overtakers"):
+            self._check(name, getattr(self, name) >= 0, "must be at least 0")
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
             self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")

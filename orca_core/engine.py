@@ -79,18 +79,20 @@ class Engine:
         if self._model is None:
             self._model = load_engine_model(self.config)
         info = self._model.info
-        kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
-        scheduler = Scheduler(self.config.max_batch_size, self.config.max_batch_tokens)
+        config = self.config
+        kv = KVManager(info.n_slots, config.block_size, config.max_batch_size, prefix_cache=config.prefix_cache)
+        scheduler = Scheduler(
+            config.max_batch_size, config.max_batch_tokens, config.overtaking_s, config.max_overtakers
+        )
         self._loop = EngineLoop(
             self._model,
             scheduler,
             kv,
             clock=self._clock,
-            max_stream_backlog=self.config.max_stream_backlog,
+            max_stream_backlog=config.max_stream_backlog,
             on_end=self._on_end,
             on_books=self._on_books,
         )
-        config = self.config
         self._open = Admission(
             self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
         )

@@ -31,6 +31,13 @@ def test_defaults() -> None:
     assert (config.replicas.min, config.replicas.start, config.replicas.max) == (1, 1, 1)
     engine = config.engine_config()
     assert (engine.device, engine.n_slots, engine.threads) == ("cpu", None, 1)
+    assert (engine.prefix_cache, engine.overtaking_s) == (True, 0.0)
+
+
+def test_memory_and_scheduling_keys_reach_the_engine() -> None:
+    keys = {"prefix_cache": False, "overtaking_s": 2.5, "max_overtakers": 3}
+    engine = AppConfig.parse({"engine": keys}).engine_config()
+    assert {key: getattr(engine, key) for key in keys} == keys
 
 
 def test_is_frozen() -> None:
@@ -56,7 +63,9 @@ def test_is_frozen() -> None:
         ({"engine": {"device": "cuda"}}, "replicas.num_gpus", "above 0"),
         ({"engine": {"device": "cpu"}, "replicas": {"num_gpus": 1}}, "replicas.num_gpus", "must be 0"),
         ({"engine": {"memory_utilization": 1.5}}, "engine.memory_utilization", "less than or equal to 1"),
-        ({"engine": {"prefix_cache": True}}, "engine.prefix_cache", "no prefix cache"),
+        ({"engine": {"prefix_cache": "maybe"}}, "engine.prefix_cache", "valid boolean"),
+        ({"engine": {"overtaking_s": -1}}, "engine.overtaking_s", "greater than or equal to 0"),
+        ({"engine": {"max_overtakers": -1}}, "engine.max_overtakers", "greater than or equal to 0"),
         ({"model": {"dtype": "int3"}}, "model.dtype", "'float32'"),
         ({"model": {"source": ""}}, "model.source", "at least 1 character"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.min", "replicas.max (2)"),
