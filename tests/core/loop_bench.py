@@ -34,7 +34,8 @@ class LoopBench:
         self.channels: dict[str, Channel] = {}
         self.loop = EngineLoop(
             LoadedModel(self.executor, tokenizer, info), self.scheduler, self.kv, clock=lambda: self.now,
-            max_stream_backlog=max_stream_backlog, on_end=lambda name: self.ended.update([name]), on_books=lambda load: None,
+            max_stream_backlog=max_stream_backlog, on_end=lambda name: self.ended.update([name]),
+            on_books=lambda load: None,
         )  # fmt: skip
 
     def submit(self, spec: GenerationRequest) -> str:

@@ -84,6 +84,7 @@ def test_an_eos_or_a_stop_string_among_the_emitted_is_a_mistake_of_whoever_resum
     for sampling in (SamplingParams(stop=("bc",)), SamplingParams(stop_token_ids=(script[1],))):
         spec = GenerationRequest("x", (5, 6), 10, 0, sampling, None, tuple(script[:4]))
         bench.submit(spec)
+        bench.loop.settle()
         with pytest.raises(InvalidRequestError, match="emitted_ids"):
             next(bench.channels["x"])
     assert bench.loop.idle
