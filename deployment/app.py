@@ -11,17 +11,15 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from deployment.config import AppConfig
-from deployment.replica import ServedReplica
-from deployment.router import HeadroomRouter
+from deployment.router import PinnedRouter
 from deployment.served_ingress import ServedIngress
+from deployment.served_replica import ServedReplica
 
 UNLIMITED: Final = 100_000
 """Ongoing requests Serve allows an actor: so many that slots are the limit, not Serve."""
 
 HEALTH_CHECK_PERIOD_S: Final = 5.0
 HEALTH_CHECK_TIMEOUT_S: Final = 30.0
-STALE_REPORTS: Final = 10.0
-"""A load report is no longer believed after that many report intervals."""
 
 
 def build(config: AppConfig) -> Application:
@@ -32,7 +30,9 @@ def build(config: AppConfig) -> Application:
     """
     given: object = config
     parsed = given if isinstance(given, AppConfig) else AppConfig.parse(cast("Mapping[str, Any]", given))
-    replicas = serve.deployment(**replica_options(parsed))(ServedReplica).bind(parsed.engine_config())
+    replicas = serve.deployment(**replica_options(parsed))(ServedReplica).bind(
+        parsed.engine_config(), parsed.replicas.load_report_interval_s
+    )
     ingress_class = serve.ingress()(ServedIngress)
     return serve.deployment(**ingress_options(parsed))(ingress_class).bind(parsed, replicas)
 
@@ -40,11 +40,7 @@ def build(config: AppConfig) -> Application:
 def replica_options(config: AppConfig) -> dict[str, Any]:
     """How Serve runs the replicas."""
     replicas = config.replicas
-    routing: dict[str, Any] = {
-        "request_router_class": HeadroomRouter,
-        "request_router_kwargs": {"stale_after_s": STALE_REPORTS * replicas.load_report_interval_s},
-        "request_routing_stats_period_s": replicas.load_report_interval_s,
-    }
+    routing: dict[str, Any] = {"request_router_class": PinnedRouter}
     return {
         "name": "Replica",
         "ray_actor_options": {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},

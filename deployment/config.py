@@ -28,6 +28,9 @@ from orca_core.errors import ConfigError
 
 _GPU_MEMORY_UTILIZATION: Final = 0.9
 
+_HEARTBEATS: Final = 4.0
+"""How many of its signs of life a replica has to have missed before it counts as lost."""
+
 
 class AppConfig(Section):
     """The ``args`` of the application. Use ``parse`` for a ``ConfigError`` instead of a ``ValidationError``."""
@@ -72,6 +75,9 @@ class AppConfig(Section):
             raise ConfigError("replicas.num_gpus", "must be above 0 when engine.device is cuda")
         if self.engine.device == "cpu" and replicas.num_gpus > 0:
             raise ConfigError("replicas.num_gpus", "must be 0 when engine.device is cpu")
+        if self.failover.silence_s < _HEARTBEATS * replicas.load_report_interval_s:
+            least = f"{_HEARTBEATS:g} times replicas.load_report_interval_s ({replicas.load_report_interval_s:g})"
+            raise ConfigError("failover.silence_s", f"must be at least {least}")
         if isinstance(self.engine.n_slots, int) and self.engine.n_slots < self.engine.block_size:
             raise ConfigError("engine.n_slots", f"must be at least engine.block_size ({self.engine.block_size})")
         self.engine_config()
@@ -98,8 +104,8 @@ class AppConfig(Section):
                 max_kv_bytes=engine.max_kv_bytes,
                 threads=max(1, int(replicas.num_cpus)) if engine.threads is None else engine.threads,
                 max_stream_backlog=self.limits.max_stream_backlog,
-                max_waiting_requests=self.limits.max_waiting_requests,
-                max_waiting_slots=self.limits.max_waiting_slots,
+                max_waiting_requests=0,  # requests wait in the ingress: see deployment.line
+                max_waiting_slots=0,
                 progress_timeout_s=engine.progress_timeout_s,
             )
         except ConfigError as error:

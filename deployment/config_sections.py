@@ -88,7 +88,8 @@ class ReplicasSection(Section):
     """``min`` <= ``initial`` <= ``max`` replicas; ``initial`` null = ``min``.
 
     ``num_gpus``, ``num_cpus``: of one replica, as Ray counts them. ``load_report_interval_s``: seconds between two
-    reports of a replica's load to the routers. ``startup_timeout_s``: seconds a replica may take to load its model.
+    polls of the replicas by an ingress, and the longest a replica says nothing to one. ``startup_timeout_s``: seconds a
+    replica may take to load its model.
     """
 
     min: int = Field(default=1, ge=1)
@@ -122,7 +123,7 @@ class AutoscalingSection(Section):
 class LimitsSection(Section):
     """What one client, or all of them together, may ask for.
 
-    - ``max_waiting_requests`` / ``max_waiting_slots``: the line of one replica, in requests and in slots of demand.
+    - ``max_waiting_requests`` / ``max_waiting_slots``: the line of one ingress, in requests and in slots of demand.
     - ``max_prompt_bytes``: of a request body or a prompt text, bytes; larger ones are refused unparsed.
     - ``max_request_seconds``: deadline of a request that names none, and the longest it may name.
     - ``max_stop_strings`` / ``max_logprobs``: per request. ``max_choices``: prompts times ``n`` of one HTTP request.
@@ -155,16 +156,14 @@ class AuthSection(Section):
 
 
 class FailoverSection(Section):
-    """``max_resumes``: times one stream may continue on another replica after its replica was lost."""
+    """``max_resumes``: times one stream may continue on another replica after its replica was lost.
 
-    max_resumes: int = Field(default=0, ge=0)
+    ``silence_s``: seconds without a sign of life after which a replica counts as lost; it has to be longer than
+    anything that may hold up the replica's event loop, and than a few times ``replicas.load_report_interval_s``.
+    """
 
-    @field_validator("max_resumes")
-    @classmethod
-    def _no_resumes_yet(cls, value: int) -> int:
-        if value:
-            raise ValueError("this version cannot resume a lost stream; leave it 0")
-        return value
+    max_resumes: int = Field(default=3, ge=0)
+    silence_s: float = Field(default=5.0, gt=0)
 
 
 class DrainSection(Section):

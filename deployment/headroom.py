@@ -1,159 +1,199 @@
-"""Which replica has the most room: its last report, less what was sent and plus what ended since. Free of Ray.
+"""Which replica has the most room: what it said last, less what it cannot have known of. Free of Ray.
 
 The books are an estimate; a replica's own ledger has the last word.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from deployment.parcels import Standing
 from orca_core.types import Load
 
-REPORT_DELAY_S: Final = 0.05
-"""A request sent this close before a report was taken may not have reached the replica's ledger: it still counts."""
-
 SUSPECT_S: Final = 10.0
-"""A replica that did not answer is chosen last for so long, or until it reports again."""
+"""A replica that did not answer is chosen last for so long, or until it says how it stands."""
+
+LESS_FREE: Final = 0.25
+"""By how much a replica's free share may be below the best one's while it is chosen for what its cache may hold."""
+
+_SMOOTHING: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    load: Load
-    taken_at: float  # seconds, the replica's wall clock
-    received_at: float  # seconds, our wall clock
+@dataclass(slots=True)
+class _Booked:
+    """One request that was sent. ``number``: under which the replica has accepted it, once that is known."""
+
+    replica: str
+    demand: int
+    number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reservation:
-    demand: int  # slots
-    sent_at: float  # seconds, our wall clock
+@dataclass(slots=True)
+class _Known:
+    """A replica. ``unseen``: what was sent to it and is not in the load it reported."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    reservation: _Reservation
-    at: float  # seconds, our wall clock
+    standing: Standing | None = None
+    received_at: float = 0.0
+    unseen: dict[str, _Booked] = field(default_factory=dict)
+    in_flight_slots: int = 0
+    refused: bool = False
+    suspect_since: float | None = None
+    iteration_s: float = 0.0
 
 
 class HeadroomBook:
-    """Chooses a replica and reserves the demand on it in one step, so that choices of one instant see each other.
+    """Chooses a replica and books the demand on it in one step, so that choices of one instant see each other.
 
-    ``clock``: wall-clock seconds, comparable with the replicas' (a report says which requests it can know of by time).
-    ``stale_after_s``: a report older than that is no longer believed; with none to believe, requests are spread by what
-    this book itself has in flight. Not thread-safe: it lives on one event loop.
+    A report says how many requests the replica had accepted from us, so what it does not know of is exact, whatever
+    the clocks of the machines say. ``clock``: seconds. ``max_batch_size``: requests a replica runs together.
+    ``stale_after_s``: a report older than that is not believed; requests are then spread by what is in flight. Not
+    thread-safe: it lives on one event loop.
     """
 
     def __init__(
-        self, clock: Callable[[], float], rng: random.Random | None = None, stale_after_s: float = 5.0
+        self,
+        clock: Callable[[], float],
+        max_batch_size: int,
+        rng: random.Random | None = None,
+        stale_after_s: float = 5.0,
     ) -> None:
         self._clock = clock
+        self._max_batch_size = max_batch_size
         self._rng = rng or random.Random()
         self._stale_after_s = stale_after_s
-        self._reports: dict[str, _Report] = {}
-        self._suspects: dict[str, float] = {}
-        # dependent calls of one Serve request share its internal id, hence a queue a key
-        self._in_flight: dict[str, dict[str, deque[_Reservation]]] = {}
-        # ended since the replica's last report, which may still count them
-        self._ended: dict[str, list[_Ended]] = {}
+        self._known: dict[str, _Known] = {}
+        self._booked: dict[str, _Booked] = {}
 
     # ---- what is known
 
-    def report(self, replica: str, load: Load, taken_at: float) -> None:
-        """Take in a replica's report; one that is not newer than the last is ignored."""
-        known = self._reports.get(replica)
-        if known is not None and taken_at <= known.taken_at:
+    def report(self, replica: str, standing: Standing) -> None:
+        """Take in how a replica stands; what is not newer than the last is ignored."""
+        known = self._known.setdefault(replica, _Known())
+        before, now = known.standing, self._clock()
+        if before is not None and standing.at <= before.at:
             return
-        self._reports[replica] = _Report(load, taken_at, self._clock())
-        self._ended[replica] = [ended for ended in self._ended.get(replica, ()) if ended.at > taken_at]
-        self._suspects.pop(replica, None)
+        if before is not None and before.load.running and standing.load.iterations > before.load.iterations:
+            each = (standing.at - before.at) / (standing.load.iterations - before.load.iterations)
+            known.iteration_s += (each - known.iteration_s) * (_SMOOTHING if known.iteration_s else 1.0)
+        known.standing, known.received_at = standing, now
+        known.refused, known.suspect_since = False, None
+        for attempt_id in [name for name, booked in known.unseen.items() if _is_seen(booked, standing)]:
+            del known.unseen[attempt_id]
 
-    def keep(self, replicas: Iterable[str]) -> None:
-        """Forget the reports of replicas that are gone. Their reservations go when their requests end."""
-        present = set(replicas)
-        for known in (self._reports, self._suspects, self._ended):
-            for replica in [name for name in known if name not in present]:
-                del known[replica]
+    def forget(self, replica: str) -> None:
+        """A replica is gone, with all that was sent to it."""
+        self._known.pop(replica, None)
+        for attempt_id in [name for name, booked in self._booked.items() if booked.replica == replica]:
+            del self._booked[attempt_id]
+
+    def refuse(self, replica: str) -> None:
+        """A replica has turned a request down: nothing more for it until it says anew how it stands."""
+        self._known.setdefault(replica, _Known()).refused = True
 
     def suspect(self, replica: str) -> None:
         """A replica did not answer: choose it last for a while."""
-        self._suspects[replica] = self._clock()
+        self._known.setdefault(replica, _Known()).suspect_since = self._clock()
 
     # ---- choosing
 
-    def rank(self, replicas: Sequence[str], demand: int) -> list[str]:
-        """Best first: not suspect, room for ``demand`` slots at once, largest free share; ties in random order.
+    def best(self, replicas: Sequence[str], demand: int, affinity: bytes = b"") -> str | None:
+        """The replica to send ``demand`` slots to, or ``None`` where none has room for them.
 
-        The share, not the number, so that replicas whose pools differ by a few blocks still take turns.
+        The one with the largest free share of slots and of places in its batch; ties at random. With an ``affinity``,
+        the one that everybody with the same affinity is sent to, unless it is much fuller than the best.
         """
         now = self._clock()
-        largest = max((r.load.n_slots for r in self._reports.values() if self._believed(r, now)), default=0)
-        order = list(replicas)
-        self._rng.shuffle(order)
+        free: list[tuple[bool, float, float, str]] = []
+        for replica in replicas:
+            share = self._free_share(replica, demand, now)
+            if share is not None:
+                free.append((self._is_suspect(replica, now), -share, self._rng.random(), replica))
+        if not free:
+            return None
+        best = min(free)
+        if affinity:
+            like = [each for each in free if each[0] == best[0] and each[1] <= best[1] + LESS_FREE]
+            return max(like, key=lambda each: _affinity_rank(affinity, each[3]))[3]
+        return best[3]
 
-        def key(replica: str) -> tuple[bool, bool, float]:
-            n_slots, headroom = self._estimate(replica, now, largest)
-            share = headroom / n_slots if n_slots else float(headroom)
-            suspect_since = self._suspects.get(replica)
-            is_suspect = suspect_since is not None and now - suspect_since < SUSPECT_S
-            return is_suspect, headroom < demand, -share
+    def book(self, attempt_id: str, replica: str, demand: int) -> None:
+        """A request of ``demand`` slots is being sent to a replica."""
+        booked = self._booked[attempt_id] = _Booked(replica, demand)
+        known = self._known.setdefault(replica, _Known())
+        known.unseen[attempt_id] = booked
+        known.in_flight_slots += demand
 
-        return sorted(order, key=key)
-
-    def reserve(self, request_id: str, replicas: Sequence[str], demand: int) -> str:
-        """Choose the best of ``replicas`` (at least one) and book ``demand`` slots on it."""
-        replica = self.rank(replicas, demand)[0]
-        self.book(request_id, replica, demand)
-        return replica
-
-    def any_of(self, replicas: Sequence[str]) -> str:
-        """One of ``replicas`` at random."""
-        return self._rng.choice(replicas)
-
-    def book(self, request_id: str, replica: str, demand: int) -> None:
-        """Book ``demand`` slots on a replica that was chosen otherwise."""
-        requests = self._in_flight.setdefault(replica, {})
-        requests.setdefault(request_id, deque()).append(_Reservation(demand, self._clock()))
-
-    def release(self, request_id: str, replica: str) -> None:
-        """A request on that replica has ended, whichever way. Unknown ones are ignored."""
-        requests = self._in_flight.get(replica)
-        if requests is None or request_id not in requests:
+    def confirm(self, attempt_id: str, number: int) -> None:
+        """The replica has accepted it under that number."""
+        booked = self._booked.get(attempt_id)
+        if booked is None:
             return
-        reservation = requests[request_id].popleft()
-        if replica in self._reports:
-            self._ended.setdefault(replica, []).append(_Ended(reservation, self._clock()))
-        if not requests[request_id]:
-            del requests[request_id]
-        if not requests:
-            del self._in_flight[replica]
+        booked.number = number
+        known = self._known[booked.replica]
+        if known.standing is not None and _is_seen(booked, known.standing):
+            known.unseen.pop(attempt_id, None)
+
+    def release(self, attempt_id: str) -> None:
+        """It was not accepted, or has ended. Its slots count as free once the replica says so. Unknown: no error."""
+        booked = self._booked.pop(attempt_id, None)
+        if booked is not None:
+            known = self._known[booked.replica]
+            known.unseen.pop(attempt_id, None)
+            known.in_flight_slots -= booked.demand
 
     # ---- facts
 
     def headroom(self, replica: str) -> int:
         """Estimated slots a new request could reserve at once on the replica."""
-        return self._estimate(replica, self._clock(), 0)[1]
+        known = self._known.get(replica, _Known())
+        if known.standing is None:
+            return -known.in_flight_slots
+        if self._clock() - known.received_at > self._stale_after_s:
+            return known.standing.load.n_slots - known.in_flight_slots
+        return known.standing.load.headroom - sum(booked.demand for booked in known.unseen.values())
+
+    def n_slots(self, replica: str) -> int:
+        """Slots the replica has in total, as far as it said."""
+        return self._load(replica).n_slots
 
     @property
     def in_flight(self) -> int:
         """Requests booked and not released; zero when idle."""
-        return sum(len(queue) for requests in self._in_flight.values() for queue in requests.values())
+        return len(self._booked)
 
-    def _believed(self, report: _Report, now: float) -> bool:
-        return now - report.received_at <= self._stale_after_s
+    @property
+    def iteration_s(self) -> float:
+        """Seconds an iteration takes on the slowest replica, smoothed; 0 while nothing has been seen."""
+        return max((known.iteration_s for known in self._known.values()), default=0.0)
 
-    def _estimate(self, replica: str, now: float, n_slots_if_unknown: int) -> tuple[int, int]:
-        """(slots of the replica, headroom). Without a believable report: as if idle but for what we sent."""
-        report = self._reports.get(replica)
-        reservations = [r for queue in self._in_flight.get(replica, {}).values() for r in queue]
-        if report is None or not self._believed(report, now):
-            return n_slots_if_unknown, n_slots_if_unknown - sum(r.demand for r in reservations)
-        seen_until = report.taken_at - REPORT_DELAY_S
-        unseen = sum(r.demand for r in reservations if r.sent_at > seen_until)
-        over = (ended.reservation for ended in self._ended.get(replica, ()))
-        freed = sum(reservation.demand for reservation in over if reservation.sent_at <= seen_until)
-        # what ended may have been gone from the report already: an idle replica has no more than all its slots
-        return report.load.n_slots, min(report.load.headroom + freed, report.load.n_slots) - unseen
+    def _load(self, replica: str) -> Load:
+        known = self._known.get(replica)
+        return Load() if known is None or known.standing is None else known.standing.load
+
+    def _is_suspect(self, replica: str, now: float) -> bool:
+        since = self._known[replica].suspect_since
+        return since is not None and now - since < SUSPECT_S
+
+    def _free_share(self, replica: str, demand: int, now: float) -> float | None:
+        """Part of the replica that is free, of its slots or of its batch, whichever is less; ``None``: no room."""
+        known = self._known.get(replica)
+        if known is None or known.standing is None or known.refused:
+            return None
+        load, headroom = known.standing.load, self.headroom(replica)
+        n_open = load.running + load.waiting + len(known.unseen)
+        if headroom < demand or n_open >= self._max_batch_size:
+            return None
+        return min(headroom / load.n_slots, 1.0 - n_open / self._max_batch_size)
+
+
+def _is_seen(booked: _Booked, standing: Standing) -> bool:
+    return booked.number is not None and booked.number <= standing.n_accepted
+
+
+def _affinity_rank(affinity: bytes, replica: str) -> bytes:
+    """Rendezvous hashing: every ingress sends an affinity to the same replica, and few move when a replica goes."""
+    return hashlib.blake2b(affinity + b"@" + replica.encode(), digest_size=8).digest()

@@ -8,15 +8,19 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from deployment.config import AppConfig
+from deployment.dispatcher import Dispatcher, DispatchSettings
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
+from deployment.headroom import HeadroomBook
+from deployment.links import Heard
+from deployment.live import Alarm, LiveRequest
 from deployment.preparation import IngressTokenizer, Preparation
-from deployment.replica import ReplicaReport
-from deployment.replica_set import ReplicaSet, ReplicaStream
+from deployment.replica_set import ReplicaSet
+from deployment.resuming import ResumingStream, StreamSettings
 from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
 from orca_core.errors import (
     DeadlineExceededError,
@@ -28,54 +32,11 @@ from orca_core.errors import (
 from orca_core.types import CancelOutcome, GenerationRequest, ModelInfo
 from orca_core.validation import make_request
 
-DEADLINE_GRACE_S: Final = 0.5
-"""The engine ends a request at its deadline; if nothing was heard so long after it, the ingress does."""
-
 DRAINING_RETRY_S: Final = 5.0
 """When to try again after a refusal while draining: another instance may have taken over by then."""
 
 REPORTS_FRESH_S: Final = 0.5
 """Seconds for which the replicas' last answers are good enough for a readiness probe."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request between its arrival and its end. ``visible_id``: the client's own id, or ours where it gave none."""
-
-    request_id: str
-    visible_id: str
-    timeout_s: float
-    deadline: float  # on the ingress's clock
-    stream: ReplicaStream | None = None
-    verdict: OrcaError | None = None  # why we have ended it ourselves
-
-    @property
-    def ended_here(self) -> bool:
-        """Whether a ``CancelledError`` comes of the stream we ended, not of the task that reads it."""
-        task = asyncio.current_task()
-        return self.verdict is not None and not (task is not None and task.cancelling())
-
-    def end(self, verdict: OrcaError) -> None:
-        """End it from our side; the first verdict stands."""
-        self.verdict = self.verdict or verdict
-        if self.stream is not None:
-            self.stream.cancel()
-
-    def cancel(self) -> None:
-        """``Cancel`` was called for it."""
-        self.end(RequestCancelledError(self.visible_id))
-
-    def expire(self) -> None:
-        """Its deadline has passed and the engine has not ended it."""
-        self.end(DeadlineExceededError(self.timeout_s))
-
-
-@dataclass(slots=True)
-class _Known:
-    """What the replicas last said, and when, on the ingress's clock."""
-
-    reports: list[ReplicaReport] = field(default_factory=list)
-    at: float = float("-inf")
 
 
 class Ingress(GrpcMethods):
@@ -94,17 +55,22 @@ class Ingress(GrpcMethods):
         self._config = config
         self._limits = config.limits
         self._replicas = replicas
+        self._dispatcher = _dispatcher(config, replicas, clock)
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
-        self._live: dict[str, list[_Live]] = {}
+        self._live: dict[str, list[LiveRequest]] = {}
         self._counters: Counter[str] = Counter()
-        self._known = _Known()
         self._model: ModelInfo | None = None
         self._draining = False
 
+    def start(self) -> None:
+        """Begin to watch over the replicas; until then they are asked when somebody wants to know."""
+        self._dispatcher.start()
+
     def close(self) -> None:
-        """End the tokenizer thread."""
+        """End the tokenizer threads, and all that is open on the replicas."""
         self._preparation.close()
+        self._dispatcher.close()
 
     # ---- the end of the service
 
@@ -126,17 +92,17 @@ class Ingress(GrpcMethods):
         outcome = "cancelled"  # what it stays where the reader goes away
         try:
             request = await self._prepare(call, live)
-            async with aclosing(self._run(request, live)) as stream:
+            async with aclosing(self._run(request, call, live)) as stream:
                 async for served in stream:
                     if served.chunk.finish_reason is not None:
                         outcome = served.chunk.finish_reason.value
                         self._count_tokens(served)
                     yield served
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not live.ended_here:
-                # a gRPC client keeps its own deadline and is gone when it passes
-                outcome = "deadline" if self._clock() >= live.deadline else outcome
-                raise  # the reader went away; otherwise it is what became of the stream we have cancelled ourselves
+        except asyncio.CancelledError:
+            # a gRPC client keeps its own deadline and is gone when it passes
+            outcome = "deadline" if self._clock() >= live.deadline else outcome
+            raise
+        except Exception as error:
             shown = self._explain(error, live)
             outcome = _outcome(shown)
             raise shown from None
@@ -154,9 +120,10 @@ class Ingress(GrpcMethods):
                 demand += (await self._prepare(call, live)).total_tokens
             except Exception as error:
                 raise self._explain(error, live) from None
-        room = sum(report.load.n_slots + self._limits.max_waiting_slots for report in self._known.reports)
+        slots = sum(report.load.n_slots for report in self._dispatcher.heard.reports)
+        room = slots + self._limits.max_waiting_slots
         if demand > room:
-            reason = f"{len(calls)} choices need {demand} slots together, and all replicas with their lines have {room}"
+            reason = f"{len(calls)} choices need {demand} slots together, and all replicas with the line have {room}"
             raise InvalidRequestError("n", reason)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
@@ -190,14 +157,20 @@ class Ingress(GrpcMethods):
 
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
-        known = await self._hear(0.0)
+        heard = await self._hear(0.0)
         now = time.time()
         replicas = tuple(
             ReplicaStatus(report.replica, report.load, max(0.0, now - report.taken_at))
-            for report in sorted(known.reports, key=lambda report: report.replica)
+            for report in sorted(heard.reports, key=lambda report: report.replica)
         )
-        counters = dict(self._counters)
-        return ServiceStatus(await self.model(), replicas, draining=self._draining, counters=counters)
+        return ServiceStatus(
+            await self.model(),
+            replicas,
+            waiting_requests=self._dispatcher.waiting_requests,
+            waiting_slots=self._dispatcher.waiting_slots,
+            draining=self._draining,
+            counters=dict(self._counters),
+        )
 
     async def ready(self) -> bool:
         """See ``Service.ready``."""
@@ -205,24 +178,24 @@ class Ingress(GrpcMethods):
 
     # ---- one request
 
-    def _arrive(self, call: GenerationCall) -> _Live:
+    def _arrive(self, call: GenerationCall) -> LiveRequest:
         live = self._new_live(call)
         self._live.setdefault(live.visible_id, []).append(live)
         return live
 
-    def _new_live(self, call: GenerationCall) -> _Live:
+    def _new_live(self, call: GenerationCall) -> LiveRequest:
         request_id = uuid.uuid4().hex
         limit_s = self._limits.max_request_seconds
         timeout_s = limit_s if call.timeout_s is None else min(call.timeout_s, limit_s)
-        return _Live(request_id, call.client_request_id or request_id, timeout_s, self._clock() + timeout_s)
+        return LiveRequest(request_id, call.client_request_id or request_id, timeout_s, self._clock())
 
-    def _depart(self, live: _Live) -> None:
+    def _depart(self, live: LiveRequest) -> None:
         others = self._live[live.visible_id]
         others.remove(live)
         if not others:
             del self._live[live.visible_id]
 
-    async def _prepare(self, call: GenerationCall, live: _Live) -> GenerationRequest:
+    async def _prepare(self, call: GenerationCall, live: LiveRequest) -> GenerationRequest:
         """From what the client wants to a request that cannot be wrong."""
         if self._draining:
             raise UnavailableError("the service is draining", DRAINING_RETRY_S)
@@ -234,27 +207,35 @@ class Ingress(GrpcMethods):
             raise DeadlineExceededError(live.timeout_s)
         return make_request(live.request_id, token_ids, call.sampling, info, remaining_s)
 
-    async def _run(self, request: GenerationRequest, live: _Live) -> AsyncGenerator[ServedChunk, None]:
+    async def _run(
+        self, request: GenerationRequest, call: GenerationCall, live: LiveRequest
+    ) -> AsyncGenerator[ServedChunk, None]:
         """Send the request to a replica and relay what comes. Ends with a finish reason or an error, never without."""
         if live.verdict is not None:
             raise live.verdict
-        stream = live.stream = self._replicas.stream(request, live.visible_id)
-        wait_s = live.deadline - self._clock() + DEADLINE_GRACE_S
-        alarm = asyncio.get_running_loop().call_later(wait_s, live.expire)
-        finished = False
+        failover, backlog = self._config.failover, self._limits.max_stream_backlog
+        stream = live.stream = ResumingStream(
+            request,
+            live.visible_id,
+            self._dispatcher,
+            StreamSettings(failover.max_resumes, backlog),
+            self._clock,
+            arrived_at=live.arrived_at,
+            deadline=live.deadline,
+            session_id=call.session_id,
+        )
+        alarm = Alarm(live, stream, self._clock)
         try:
-            async for replica, chunk in stream:
-                finished = chunk.finish_reason is not None
-                yield ServedChunk(chunk, live.visible_id, replica)
-            if not finished:
-                raise UnavailableError("the stream of the replica was lost")
+            stream.open()
+            async for chunk, replica, resumes in stream:
+                yield ServedChunk(chunk, live.visible_id, replica, resumes)
         finally:
             alarm.cancel()
-            if not finished:
-                stream.cancel()
-                self._replicas.abandon(request.request_id)
+            stream.cancel()
+            if stream.resumes:
+                self._counters["resumes"] += stream.resumes
 
-    def _explain(self, error: BaseException, live: _Live) -> OrcaError:
+    def _explain(self, error: BaseException, live: LiveRequest) -> OrcaError:
         """The error as the client sees it: what we did to the stream ourselves counts more than what came of it."""
         if live.verdict is not None:
             return live.verdict
@@ -273,15 +254,24 @@ class Ingress(GrpcMethods):
 
     # ---- the replicas
 
-    async def _hear(self, fresh_s: float) -> _Known:
+    async def _hear(self, fresh_s: float) -> Heard:
         """What the replicas say of themselves; the last answers where they are at most ``fresh_s`` seconds old."""
-        if self._clock() - self._known.at > fresh_s or fresh_s == 0:
-            reports = await self._replicas.reports()
-            self._known = _Known(reports, self._clock())
-            if reports:
-                largest = max((report.info for report in reports), key=lambda info: info.n_slots)
-                self._model = replace(largest, model_id=self._config.model.id)
-        return self._known
+        heard = self._dispatcher.heard
+        if self._clock() - heard.at > fresh_s or fresh_s == 0:
+            heard = await self._dispatcher.poll()
+        if heard.reports:
+            largest = max((report.info for report in heard.reports), key=lambda info: info.n_slots)
+            self._model = replace(largest, model_id=self._config.model.id)
+        return heard
+
+
+def _dispatcher(config: AppConfig, replicas: ReplicaSet, clock: Callable[[], float]) -> Dispatcher:
+    """The line and the links of one ingress."""
+    limits, batch, interval_s = config.limits, config.engine.max_batch_size, config.replicas.load_report_interval_s
+    settings = DispatchSettings(
+        interval_s, config.failover.silence_s, limits.max_waiting_requests, limits.max_waiting_slots
+    )
+    return Dispatcher(replicas, settings, HeadroomBook(clock, batch), clock)
 
 
 def _outcome(error: OrcaError) -> str:

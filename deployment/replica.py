@@ -1,31 +1,22 @@
-"""A replica: one Ray actor that owns exactly one engine. Plain classes; ``app.py`` binds them to Serve."""
+"""A replica: owns exactly one engine and answers every ingress over one stream. A plain class, free of Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from deployment.router import load_to_stats
-from orca_core.config import EngineConfig
-from orca_core.errors import EngineDeadError, RequestCancelledError
-from orca_core.types import CancelOutcome, GenerationChunk, GenerationRequest, Health, Load, ModelInfo
+from deployment.client_ids import ClientIds
+from deployment.outlet import EngineChannel, Outlet
+from deployment.parcels import Accepted, Parcel, Pinned, Rejected, Standing
+from orca_core.errors import EngineDeadError, OverloadedError
+from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
 
-N_REMEMBERED: Final = 4096
-"""How many ended client ids a replica can still tell from unknown ones."""
-
-
-class EngineChannel(Protocol):
-    """What a replica reads from: see ``orca_core.channel.Channel``."""
-
-    def __aiter__(self) -> AsyncIterator[GenerationChunk]: ...
-
-    def close(self) -> None:
-        """The reader leaves; a request that has not ended is cancelled."""
+LEASE_S: Final = 15.0
+"""An ingress that has not asked for a report for so long is given up: nobody reads what is computed for it."""
 
 
 class ReplicaEngine(Protocol):
@@ -60,87 +51,151 @@ class ReplicaEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """What a replica says of itself. ``taken_at``: wall-clock seconds."""
+    """What a replica says of itself. ``taken_at``: wall-clock seconds. ``well``: whether its engine makes progress."""
 
     replica: str
     info: ModelInfo
     load: Load
     taken_at: float
+    well: bool = True
+
+
+@dataclass(slots=True)
+class _Attached:
+    """An ingress that listens. ``heard_at``: when it last asked for a report, monotonic seconds."""
+
+    link_id: str
+    outlet: Outlet
+    heard_at: float
 
 
 class Replica:
     """Serves one engine. Every method runs on the actor's event loop; ``name`` is unique in the service.
 
-    ``clock``: wall-clock seconds (reports of replicas are compared across processes).
+    An ingress attaches: it opens a stream under a link id of its own making, on which the answers to all that it
+    submits come back. When that stream ends, whichever way, so do its requests.
+
+    ``heartbeat_s``: seconds without a parcel after which one goes out all the same. ``clock``: wall-clock seconds
+    (reports of replicas are compared across processes); ``monotonic``: seconds.
     """
 
-    def __init__(self, engine: ReplicaEngine, name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        engine: ReplicaEngine,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        heartbeat_s: float = 0.5,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._name = name
         self._clock = clock
-        self._live: dict[str, set[str]] = {}  # a client's own id -> our ids: several requests may share it
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._abandoned: OrderedDict[str, None] = OrderedDict()
+        self._heartbeat_s = heartbeat_s
+        self._monotonic = monotonic
+        self._attached: dict[str, _Attached] = {}  # by ingress
+        self._clients = ClientIds()
+        self._beat: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Load the model (this may take minutes) beside the event loop, so that the actor still answers Serve."""
         await asyncio.to_thread(self._engine.start)
 
-    async def generate(
-        self, request: GenerationRequest, client_request_id: str
-    ) -> AsyncGenerator[tuple[str, GenerationChunk], None]:
-        """Run one request; yields this replica's name with each chunk.
+    # ---- requests
 
-        Chunks are coalesced while the reader is busy; the first comes as soon as it exists. Leaving early, by whatever
-        way, cancels the request in the engine. Raises the request's ``OrcaError``.
+    async def attach(self, to: Pinned, ingress_id: str, link_id: str) -> AsyncGenerator[Parcel, None]:
+        """The stream to one ingress: a parcel at once, then one an iteration that has news for it, and heartbeats.
+
+        A second stream of the same ingress takes the place of the first. Ending it cancels its requests.
         """
-        if request.request_id in self._abandoned:
-            raise RequestCancelledError(request.request_id)
-        channel = self._engine.submit(request)
-        self._live.setdefault(client_request_id, set()).add(request.request_id)
+        earlier = self._attached.pop(ingress_id, None)
+        if earlier is not None:
+            earlier.outlet.close()
+        outlet = Outlet(self._standing, self._engine.cancel, self._ended, self._monotonic)
+        attached = self._attached[ingress_id] = _Attached(link_id, outlet, self._monotonic())
+        if self._beat is None:
+            self._beat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat_now)
         try:
-            async for chunk in channel:
-                yield self._name, chunk
+            async with aclosing(outlet.parcels()) as parcels:
+                async for parcel in parcels:
+                    yield parcel
         finally:
-            channel.close()
-            self._forget(client_request_id, request.request_id)
+            outlet.close()
+            if self._attached.get(ingress_id) is attached:
+                del self._attached[ingress_id]
 
-    def _forget(self, client_request_id: str, request_id: str) -> None:
-        live = self._live[client_request_id]
-        live.discard(request_id)
-        if not live:
-            del self._live[client_request_id]
-        self._ended[client_request_id] = None
-        self._ended.move_to_end(client_request_id)
-        while len(self._ended) > N_REMEMBERED:
-            self._ended.popitem(last=False)
+    async def submit(
+        self, to: Pinned, request: GenerationRequest, link_id: str, client_request_id: str
+    ) -> Accepted | Rejected:
+        """Begin a request if its whole demand can be reserved now; otherwise nothing has happened.
 
-    async def abandon(self, request_id: str) -> CancelOutcome:
-        """Nobody reads that request (our id) any more: end it, or refuse it should it arrive only now.
-
-        Serve's own cancellation can get lost while a request is on its way to a replica.
+        A request id that was accepted before is not begun again. Raises ``InvalidRequestError``, and
+        ``UnavailableError`` where the engine is closing or dead.
         """
-        self._abandoned[request_id] = None
-        while len(self._abandoned) > N_REMEMBERED:
-            self._abandoned.popitem(last=False)
-        return self._engine.cancel(request_id)
+        outlet = next((each.outlet for each in self._attached.values() if each.link_id == link_id), None)
+        if outlet is None:
+            return Rejected(Standing(self._engine.load(), self._monotonic(), 0))
+        number = outlet.number_of(request.request_id)
+        if number is not None:
+            return Accepted(number)
+        if outlet.is_dropped(request.request_id):
+            return Rejected(outlet.standing())
+        try:
+            channel = self._engine.submit(request)
+        except OverloadedError:
+            return Rejected(outlet.standing())
+        self._clients.begin(client_request_id, request.request_id)
+        return Accepted(outlet.add(request.request_id, channel))
+
+    async def drop(self, to: Pinned, link_id: str, request_ids: tuple[str, ...]) -> None:
+        """Nobody wants these requests (our ids) any more: end them, or refuse them should they arrive only now."""
+        for each in self._attached.values():
+            if each.link_id == link_id:
+                each.outlet.drop(request_ids)
+
+    def _ended(self, request_id: str) -> None:
+        """Slots are free: whoever has somebody waiting for them should know."""
+        self._clients.end(request_id)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for each in self._attached.values():
+            each.outlet.tell()
+
+    def _beat_now(self) -> None:
+        """The heartbeat; ends with the last ingress."""
+        self._end_leases()
+        self._tell_all()
+        loop = asyncio.get_running_loop()
+        self._beat = loop.call_later(self._heartbeat_s, self._beat_now) if self._attached else None
+
+    def _end_leases(self) -> None:
+        """A dead ingress does not always end its stream: whoever has not asked for long is given up."""
+        oldest = self._monotonic() - LEASE_S
+        for ingress_id in [name for name, each in self._attached.items() if each.heard_at < oldest]:
+            self._attached.pop(ingress_id).outlet.close()
+
+    def _standing(self) -> tuple[Load, bool]:
+        return self._engine.load(), self._engine.health().ok
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """Cancel every live request that was started with the client's own id."""
-        live = self._live.get(client_request_id, ())
-        outcomes = [self._engine.cancel(request_id) for request_id in tuple(live)]
+        live = self._clients.live(client_request_id)
+        outcomes = [self._engine.cancel(request_id) for request_id in live]
         if CancelOutcome.CANCELLED in outcomes:
             return CancelOutcome.CANCELLED
-        known = bool(live) or client_request_id in self._ended
+        known = self._clients.is_known(client_request_id)
         return CancelOutcome.ALREADY_FINISHED if known else CancelOutcome.NOT_FOUND
 
-    async def report(self) -> ReplicaReport:
-        """The replica's model and its load now."""
-        return ReplicaReport(self._name, self._engine.info(), self._engine.load(), self._clock())
+    # ---- facts
 
-    async def record_routing_stats(self) -> dict[str, float]:
-        """Polled by Serve and handed to every router."""
-        return load_to_stats(self._engine.load(), self._clock())
+    async def report(self, ingress_id: str = "") -> ReplicaReport:
+        """The replica's model and its load now. An attached ingress shows by asking that it still lives."""
+        attached = self._attached.get(ingress_id)
+        if attached is not None:
+            attached.heard_at = self._monotonic()
+        load, well = self._standing()
+        return ReplicaReport(self._name, self._engine.info(), load, self._clock(), well)
 
     async def check_health(self) -> None:
         """Polled by Serve, which replaces the actor when this raises ``EngineDeadError``: no life, or no progress."""
@@ -151,46 +206,3 @@ class Replica:
     def close(self) -> None:
         """End the engine. Serve has waited for open streams by now (``graceful_shutdown_timeout_s``)."""
         self._engine.close()
-
-
-class ServedReplica(Replica):
-    """A replica as Serve constructs it: from plain, picklable values, with the engine loaded when it is done."""
-
-    async def __init__(self, engine_config: EngineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        from ray import serve
-
-        use_threads(engine_config.threads)
-        from orca_core.engine import Engine  # not before the thread count is set: torch reads it when it is imported
-
-        engine = Engine(replace(engine_config, memory_share=share_of_node()))
-        Replica.__init__(self, engine, serve.get_replica_context().replica_id.unique_id)
-        await self.start()
-
-    def __del__(self) -> None:
-        # Serve calls this once the streams have been drained; it may also run on an object whose constructor failed
-        engine: Any = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close()
-
-
-def share_of_node() -> float:
-    """Part of its node that the actor has, above 0 and at most 1: its CPUs of those Ray has there.
-
-    Ray never gives out more CPUs than a node has, so the shares of all actors on it add up to 1 at most, and RAM that
-    is divided by them is not promised twice.
-    """
-    import ray
-
-    context: Any = ray.get_runtime_context()
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    mine = float(context.get_assigned_resources().get("CPU", 0.0))
-    node_id = context.get_node_id()
-    there = next((node["Resources"].get("CPU", 0.0) for node in nodes if node["NodeID"] == node_id), 0.0)
-    return min(1.0, mine / there) if mine > 0 and there > 0 else 1.0
-
-
-def use_threads(threads: int | None) -> None:
-    """Limit the thread pools of the numeric libraries of this process to ``threads``; ``None`` leaves them alone."""
-    if threads is not None:
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[variable] = str(threads)

@@ -7,38 +7,49 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol, TypeVar
 
+from deployment.parcels import Accepted, Parcel, Pinned, Rejected
 from deployment.replica import ReplicaReport
-from orca_core.types import CancelOutcome, GenerationChunk, GenerationRequest
+from orca_core.types import CancelOutcome, GenerationRequest
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-BROADCAST_TIMEOUT_S: Final = 2.0
-"""A replica that does not answer a broadcast within that many seconds is left out."""
+ANSWER_TIMEOUT_S: Final = 2.0
+"""A replica that does not answer within that many seconds is left out."""
 
 
-class ReplicaStream(Protocol):
-    """One request on one replica: pairs of the replica's name and a chunk."""
+class ParcelStream(Protocol):
+    """What comes from a replica; ending it ends the requests on it."""
 
-    def __aiter__(self) -> AsyncIterator[tuple[str, GenerationChunk]]: ...
+    def __aiter__(self) -> AsyncIterator[Parcel]: ...
 
     def cancel(self) -> None:
-        """End the request wherever it is: in the router, on its way, in the engine. Idempotent, never blocks."""
+        """End it, wherever it is. Idempotent, never blocks."""
 
 
 class ReplicaSet(Protocol):
-    """Every replica of the service."""
+    """Every replica of the service, by name."""
 
-    def stream(self, request: GenerationRequest, client_request_id: str) -> ReplicaStream:
-        """Send a request to the replica with the most headroom."""
+    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
+        """The reports of all replicas that answer in time; empty where there is none. Shows them that we live."""
         ...
 
-    def abandon(self, request_id: str) -> None:
-        """Nobody reads that request (our id) any more: let all replicas know, without waiting for them."""
-
-    async def reports(self) -> list[ReplicaReport]:
-        """The reports of all replicas that answer in time; empty where there is none."""
+    def attach(self, replica: str, ingress_id: str, link_id: str) -> ParcelStream:
+        """Begin to listen to a replica; raises, while it is read, whatever becomes of the replica."""
         ...
+
+    async def submit(
+        self, replica: str, link_id: str, request: GenerationRequest, client_request_id: str
+    ) -> Accepted | Rejected:
+        """Ask a replica to begin a request whose answer is to come over that link.
+
+        Raises ``UnavailableError`` where the replica has left the set or its engine is closing, the request's own
+        error, or whatever becomes of the call.
+        """
+        ...
+
+    def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
+        """Nobody wants these requests (our ids) any more: let a replica know, without waiting for it."""
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """Cancel a client's requests on all replicas."""
@@ -50,23 +61,46 @@ class ServeReplicaSet:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._telling: set[asyncio.Task[list[CancelOutcome]]] = set()  # the event loop itself keeps no reference
-        self._generate = handle.options(method_name="generate", stream=True)
+        self._attach = handle.options(method_name="attach", stream=True)
+        self._submit = handle.options(method_name="submit")
+        self._drop = handle.options(method_name="drop")
+        self._telling: set[asyncio.Task[None]] = set()  # the event loop itself keeps no reference
 
-    def stream(self, request: GenerationRequest, client_request_id: str) -> ReplicaStream:
-        """See ``ReplicaSet.stream``."""
-        stream: ReplicaStream = self._generate.remote(request, client_request_id)
+    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
+        """See ``ReplicaSet.reports``."""
+        return await self._broadcast("report", ReplicaReport, ingress_id)
+
+    def attach(self, replica: str, ingress_id: str, link_id: str) -> ParcelStream:
+        """See ``ReplicaSet.attach``."""
+        stream: ParcelStream = self._attach.remote(Pinned(replica), ingress_id, link_id)
         return stream
 
-    def abandon(self, request_id: str) -> None:
-        """See ``ReplicaSet.abandon``."""
-        task = asyncio.create_task(self._broadcast("abandon", CancelOutcome, request_id))
+    async def submit(
+        self, replica: str, link_id: str, request: GenerationRequest, client_request_id: str
+    ) -> Accepted | Rejected:
+        """See ``ReplicaSet.submit``."""
+        call = self._submit.remote(Pinned(replica), request, link_id, client_request_id)
+        try:
+            answer: Accepted | Rejected = await call
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return answer
+
+    def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
+        """See ``ReplicaSet.drop``."""
+        task = asyncio.create_task(self._tell(Pinned(replica, may_have_left=True), link_id, request_ids))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def reports(self) -> list[ReplicaReport]:
-        """See ``ReplicaSet.reports``."""
-        return await self._broadcast("report", ReplicaReport)
+    async def _tell(self, to: Pinned, link_id: str, request_ids: tuple[str, ...]) -> None:
+        """Whoever cannot be told any more is dead, or will find its link closed."""
+        call = self._drop.remote(to, link_id, request_ids)
+        try:
+            await asyncio.wait_for(call, ANSWER_TIMEOUT_S)
+        except Exception as error:
+            call.cancel()
+            _log.info("replica %s was not told of %d requests: %s", to.replica, len(request_ids), type(error).__name__)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``ReplicaSet.cancel``."""
@@ -83,9 +117,9 @@ class ServeReplicaSet:
         try:
             asked = self._handle.broadcast(method, *args)
             # the public results_async gives all answers or none
-            results = await asyncio.wait_for(asked._fetch_replica_results_async(), BROADCAST_TIMEOUT_S)  # noqa: SLF001
+            results = await asyncio.wait_for(asked._fetch_replica_results_async(), ANSWER_TIMEOUT_S)  # noqa: SLF001
         except (DeploymentUnavailableError, TimeoutError) as error:
-            _log.warning("no replica answered %s: %s", method, type(error).__name__)
+            _log.log(_level(method), "no replica answered %s: %s", method, type(error).__name__)
             return []
         answers = await asyncio.gather(*(self._answer(method, result) for result in results))
         return [answer for answer in answers if isinstance(answer, kind)]
@@ -94,8 +128,13 @@ class ServeReplicaSet:
     async def _answer(method: str, result: Any) -> object:
         """What one replica says, or ``None``."""
         try:
-            return await asyncio.wait_for(result.get_async(), BROADCAST_TIMEOUT_S)
+            return await asyncio.wait_for(result.get_async(), ANSWER_TIMEOUT_S)
         except Exception as error:  # whatever became of that replica, the others have answered
-            _log.warning("a replica did not answer %s: %s", method, type(error).__name__)
+            _log.log(_level(method), "a replica did not answer %s: %s", method, type(error).__name__)
             result.cancel()
             return None
+
+
+def _level(method: str) -> int:
+    """Reports are asked for all the time, and whoever asks says what he makes of it."""
+    return logging.DEBUG if method == "report" else logging.WARNING

@@ -21,6 +21,7 @@ class ServedIngress(Ingress):
             return Tokenizer.load(resolve_source(config.model.source, config.model.revision))
 
         Ingress.__init__(self, config, ServeReplicaSet(replicas), await asyncio.to_thread(load))
+        self.start()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""

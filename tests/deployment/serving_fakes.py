@@ -1,25 +1,19 @@
-"""An engine, replicas and a tokenizer without a model, for the classes that Serve runs."""
+"""Replicas and a tokenizer without a model or an engine, for the ingress. See ``stepping`` for those with more life."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
+from deployment.parcels import Accepted, Parcel, Rejected, Standing, pack
 from deployment.replica import ReplicaReport
-from orca_core.errors import OrcaError, RequestCancelledError
-from orca_core.types import (
-    CancelOutcome,
-    FinishReason,
-    GenerationChunk,
-    GenerationRequest,
-    Health,
-    Load,
-    ModelInfo,
-    Timings,
-    Usage,
-)
+from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Load, Timings, Usage
+from tests.deployment.stepping import INFO
 
-INFO = ModelInfo("inner-name", "FakeForCausalLM", "float32", 1000, 64, 128, (2,), True)
+__all__ = ["INFO", "ByteTokenizer", "FakeReplicas", "chunks_of"]
+
+TURNS = 8
+"""Turns of the event loop between two chunks: enough for a reader to have taken the first."""
 
 
 def chunks_of(request: GenerationRequest) -> list[GenerationChunk]:
@@ -33,112 +27,100 @@ def chunks_of(request: GenerationRequest) -> list[GenerationChunk]:
     return [*chunks, last]
 
 
-class FakeChannel:
-    """Plays chunks; after ``n_free`` of them it waits until the request is cancelled."""
-
-    def __init__(self, engine: FakeEngine, request: GenerationRequest) -> None:
-        self.engine = engine
-        self.request = request
-        self.cancelled = asyncio.Event()
-
-    async def __aiter__(self) -> AsyncIterator[GenerationChunk]:
-        for number, chunk in enumerate(chunks_of(self.request)):
-            if self.engine.error is not None:
-                raise self.engine.error
-            if number >= self.engine.n_free:
-                await self.cancelled.wait()
-            if self.cancelled.is_set():
-                raise RequestCancelledError(self.request.request_id)
-            yield chunk
-
-    def close(self) -> None:
-        self.engine.live.pop(self.request.request_id, None)
-        self.engine.closed.append(self.request.request_id)
-
-
-class FakeEngine:
-    def __init__(self, n_free: int = 10**9) -> None:
-        self.n_free = n_free
-        self.error: OrcaError | None = None
-        self.live: dict[str, FakeChannel] = {}
-        self.closed: list[str] = []
-        self.well = Health(True)
-        self.started = False
-        self.ended = False
-
-    def start(self) -> None:
-        self.started = True
-
-    def info(self) -> ModelInfo:
-        return INFO
-
-    def submit(self, request: GenerationRequest) -> FakeChannel:
-        channel = self.live[request.request_id] = FakeChannel(self, request)
-        return channel
-
-    def cancel(self, request_id: str) -> CancelOutcome:
-        if request_id not in self.live:
-            return CancelOutcome.ALREADY_FINISHED if request_id in self.closed else CancelOutcome.NOT_FOUND
-        self.live[request_id].cancelled.set()
-        return CancelOutcome.CANCELLED
-
-    def load(self) -> Load:
-        reserved = sum(channel.request.total_tokens for channel in self.live.values())
-        return Load(n_slots=INFO.n_slots, reserved_slots=reserved, running=len(self.live))
-
-    def health(self) -> Health:
-        return self.well
-
-    def close(self, drain_timeout_s: float = 0.0) -> None:
-        self.ended = True
-
-
 class FakeStream:
-    """One request on ``FakeReplicas``: plays chunks, waits after ``n_free`` of them, ends with an error if told to."""
+    """One request on ``FakeReplicas``: plays chunks, waits after ``n_free`` of them."""
 
-    def __init__(self, replicas: FakeReplicas, request: GenerationRequest) -> None:
-        self.replicas = replicas
+    def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.ended = asyncio.Event()
         self.n_cancels = 0
-
-    async def __aiter__(self) -> AsyncIterator[tuple[str, GenerationChunk]]:
-        for number, chunk in enumerate(chunks_of(self.request)[: self.replicas.cut_after]):
-            if number >= self.replicas.n_free:
-                await self.ended.wait()
-            if self.n_cancels:
-                raise asyncio.CancelledError  # what Serve raises depends on where the request was
-            yield "replica-1", chunk
-        if self.replicas.error is not None:
-            raise self.replicas.error
 
     def cancel(self) -> None:
         self.n_cancels += 1
         self.ended.set()
 
 
+class FakeParcels:
+    """The stream of the one replica; ends with an error, if it is told to."""
+
+    def __init__(self, replicas: FakeReplicas) -> None:
+        self.replicas = replicas
+        self.items: asyncio.Queue[Parcel | Exception | None] = asyncio.Queue()
+        self.items.put_nowait(Parcel(replicas.standing()))
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def __aiter__(self) -> AsyncIterator[Parcel]:
+        while (item := await self.items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def play(self, stream: FakeStream) -> None:
+        task = asyncio.get_running_loop().create_task(self._play(stream))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _play(self, stream: FakeStream) -> None:
+        replicas = self.replicas
+        for number, chunk in enumerate(chunks_of(stream.request)[: replicas.cut_after]):
+            if number >= replicas.n_free:
+                await stream.ended.wait()
+            if stream.n_cancels:
+                return
+            self.items.put_nowait(Parcel(replicas.standing(), (pack(chunk),)))
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+        if replicas.cut_after is not None:
+            self.items.put_nowait(replicas.error)
+
+    def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        self.items.put_nowait(None)
+
+
 class FakeReplicas:
+    """``ReplicaSet`` of as many replicas as there are ``infos``; only the first is ever sent anything."""
+
     def __init__(self) -> None:
-        self.infos: list[ModelInfo] = [INFO]
+        self.infos = [INFO]
         self.n_free = 10**9
         self.cut_after: int | None = None
         self.error: Exception | None = None
         self.streams: list[FakeStream] = []
+        self.links: dict[str, FakeParcels] = {}
         self.begun = asyncio.Event()
         self.outcome = CancelOutcome.NOT_FOUND
         self.cancels: list[str] = []
         self.n_reports = 0
-        self.abandoned: list[str] = []
+        self.dropped: list[str] = []
+        self.at = 0.0
 
-    def stream(self, request: GenerationRequest, client_request_id: str) -> FakeStream:
-        self.streams.append(FakeStream(self, request))
+    def standing(self) -> Standing:
+        self.at += 1.0
+        return Standing(Load(n_slots=INFO.n_slots), self.at, len(self.streams))
+
+    def attach(self, replica: str, ingress_id: str, link_id: str) -> FakeParcels:
+        self.links[link_id] = FakeParcels(self)
+        if replica != "replica-1":
+            self.links[link_id].items.get_nowait()  # it never says how it stands
+        return self.links[link_id]
+
+    async def submit(
+        self, replica: str, link_id: str, request: GenerationRequest, client_request_id: str
+    ) -> Accepted | Rejected:
+        self.streams.append(FakeStream(request))
+        self.links[link_id].play(self.streams[-1])
         self.begun.set()
-        return self.streams[-1]
+        return Accepted(len(self.streams))
 
-    def abandon(self, request_id: str) -> None:
-        self.abandoned.append(request_id)
+    def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
+        self.dropped += request_ids
+        for stream in self.streams:
+            if stream.request.request_id in request_ids:
+                stream.cancel()
 
-    async def reports(self) -> list[ReplicaReport]:
+    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
         self.n_reports += 1
         return [
             ReplicaReport(f"replica-{number}", info, Load(n_slots=info.n_slots), 0.0)

@@ -8,8 +8,10 @@ from ray import serve
 from deployment import app
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
-from deployment.replica import Replica, ServedReplica
+from deployment.replica import Replica
+from deployment.router import PinnedRouter
 from deployment.served_ingress import ServedIngress
+from deployment.served_replica import ServedReplica
 from orca_core.errors import ConfigError
 
 ARGS = {"replicas": {"min": 2, "max": 2, "num_cpus": 0.5}, "drain": {"timeout_s": 7}}
@@ -57,10 +59,15 @@ def test_a_range_of_replicas_scales() -> None:
     assert "num_replicas" not in options
 
 
-def test_loads_are_reported_often() -> None:
+def test_calls_go_where_the_ingress_says() -> None:
     routing = app.replica_options(AppConfig.parse(ARGS))["request_router_config"]
-    assert routing.request_routing_stats_period_s <= 0.5
-    assert routing.request_router_kwargs["stale_after_s"] > routing.request_routing_stats_period_s
+    assert routing.get_request_router_class().__name__ == PinnedRouter.__name__
+
+
+def test_requests_wait_in_the_ingress_alone() -> None:
+    """A replica accepts what its ledger can hold now, and nothing else."""
+    engine = AppConfig.parse({"limits": {"max_waiting_requests": 7}}).engine_config()
+    assert (engine.max_waiting_requests, engine.max_waiting_slots) == (0, 0)
 
 
 def test_the_served_classes_are_the_plain_ones() -> None:

@@ -218,3 +218,10 @@ def test_what_serve_would_swallow(old: str, new: str, field: str) -> None:
 
 def test_a_packaged_config_needs_no_suffix() -> None:
     assert load_serve_file("local-cpu") == load_serve_file("local-cpu.yaml")
+
+
+def test_a_replica_is_not_lost_before_it_could_have_said_something() -> None:
+    assert AppConfig.parse({}).failover.max_resumes == 3
+    with pytest.raises(ConfigError, match=r"failover\.silence_s: must be at least 4 times .* \(2\)"):
+        AppConfig.parse({"replicas": {"load_report_interval_s": 2.0}})
+    AppConfig.parse({"replicas": {"load_report_interval_s": 2.0}, "failover": {"silence_s": 8.0}})

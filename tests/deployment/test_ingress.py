@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from deployment import ingress as ingress_module
+from deployment import live as live_module
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.serving import ChatMessage, GenerationCall, ServedChunk
@@ -23,7 +23,9 @@ from orca_core.errors import (
     UnavailableError,
 )
 from orca_core.types import CancelOutcome, FinishReason, SamplingParams
+from tests.deployment.plane import replicas_of, settle
 from tests.deployment.serving_fakes import INFO, ByteTokenizer, FakeReplicas
+from tests.deployment.stepping import answer_of
 
 FEW = SamplingParams(max_new_tokens=3)
 CONFIG = AppConfig.parse(
@@ -50,7 +52,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ingress(replicas: FakeReplicas, clock: Clock) -> Iterator[Ingress]:
+async def last_chance(replicas: FakeReplicas, clock: Clock) -> AsyncIterator[Ingress]:
+    """An ingress that resumes nothing."""
+    made = Ingress(AppConfig.parse({"failover": {"max_resumes": 0}}), replicas, ByteTokenizer(), clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def ingress(replicas: FakeReplicas, clock: Clock) -> AsyncIterator[Ingress]:
     made = Ingress(CONFIG, replicas, ByteTokenizer(), clock)
     yield made
     made.close()
@@ -88,12 +98,12 @@ async def test_our_id_is_never_the_clients(ingress: Ingress, replicas: FakeRepli
     await read(ingress, a_call(client_request_id="mine"))
     ids = {stream.request.request_id for stream in replicas.streams}
     assert len(ids) == 2
-    assert "mine" not in ids
+    assert not any("mine" in request_id for request_id in ids)
 
 
 async def test_without_a_clients_id_ours_is_echoed(ingress: Ingress, replicas: FakeReplicas) -> None:
     stream = await read(ingress, a_call())
-    assert stream[0].request_id == replicas.streams[0].request.request_id
+    assert f"{stream[0].request_id}.1" == replicas.streams[0].request.request_id
 
 
 async def test_a_chat_is_encoded_as_one(ingress: Ingress, replicas: FakeReplicas) -> None:
@@ -192,8 +202,9 @@ async def test_a_reader_that_leaves_cancels(ingress: Ingress, replicas: FakeRepl
     stream = ingress.generate(a_call())
     await anext(stream)
     await stream.aclose()
+    await asyncio.sleep(0)
     assert replicas.streams[0].n_cancels == 1
-    assert replicas.abandoned == [replicas.streams[0].request.request_id]  # Serve's cancellation may get lost
+    assert replicas.dropped == [replicas.streams[0].request.request_id]
     assert (await counters(ingress))["requests_cancelled"] == 1
 
 
@@ -204,6 +215,7 @@ async def test_a_cancelled_task_cancels(ingress: Ingress, replicas: FakeReplicas
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await asyncio.sleep(0)
     assert replicas.streams[0].n_cancels == 1
     assert (await counters(ingress))["requests_cancelled"] == 1
 
@@ -211,7 +223,7 @@ async def test_a_cancelled_task_cancels(ingress: Ingress, replicas: FakeReplicas
 async def test_a_finished_stream_is_not_cancelled(ingress: Ingress, replicas: FakeReplicas) -> None:
     await read(ingress, a_call())
     assert replicas.streams[0].n_cancels == 0
-    assert not replicas.abandoned
+    assert not replicas.dropped
 
 
 async def test_draining_refuses_what_comes_and_finishes_what_is_open(ingress: Ingress, replicas: FakeReplicas) -> None:
@@ -253,31 +265,34 @@ async def test_a_client_that_is_gone_at_its_deadline_counts_as_such(
     assert (await counters(ingress))["requests_deadline"] == 1
 
 
-async def test_a_lost_stream_is_never_a_normal_end(ingress: Ingress, replicas: FakeReplicas) -> None:
+async def test_a_lost_stream_is_never_a_normal_end(last_chance: Ingress, replicas: FakeReplicas) -> None:
     """Field case B10."""
     replicas.cut_after = 2
     with pytest.raises(UnavailableError):
-        await read(ingress, a_call())
-    assert (await counters(ingress))["requests_error"] == 1
+        await read(last_chance, a_call())
+    assert (await counters(last_chance))["requests_error"] == 1
 
 
 @pytest.mark.parametrize("name", ["ActorDiedError", "ActorUnavailableError"])
-async def test_a_dead_replica_is_unavailable(ingress: Ingress, replicas: FakeReplicas, name: str) -> None:
+async def test_a_dead_replica_is_unavailable(last_chance: Ingress, replicas: FakeReplicas, name: str) -> None:
     import ray.exceptions
 
     kind = getattr(ray.exceptions, name)
     replicas.cut_after = 1
     replicas.error = kind() if name == "ActorDiedError" else kind("no answer", b"x" * 16)
     with pytest.raises(UnavailableError):
-        await read(ingress, a_call())
+        await read(last_chance, a_call())
 
 
 async def test_an_unknown_error_says_nothing_but_the_id(ingress: Ingress, replicas: FakeReplicas) -> None:
-    replicas.cut_after = 1
-    replicas.error = ValueError("the secret prompt")
+
+    async def broken(*_: object) -> None:
+        raise InternalError("r.1") from ValueError("the secret prompt")
+
+    replicas.submit = broken  # type: ignore[assignment]
     with pytest.raises(InternalError) as caught:
         await read(ingress, a_call(client_request_id="mine"))
-    assert str(caught.value) == "internal error, request mine"
+    assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
@@ -286,9 +301,9 @@ async def test_the_replica_is_told_what_is_left_of_the_deadline(
 ) -> None:
     real = replicas.reports
 
-    async def slow() -> Any:
+    async def slow(ingress_id: str) -> Any:
         clock.now += 3.0
-        return await real()
+        return await real(ingress_id)
 
     replicas.reports = slow  # type: ignore[method-assign]
     await read(ingress, a_call(timeout_s=10.0))
@@ -308,7 +323,7 @@ async def test_no_request_outlasts_the_limit(ingress: Ingress, replicas: FakeRep
 async def test_a_deadline_nobody_enforces_is_enforced_here(
     ingress: Ingress, replicas: FakeReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress_module, "DEADLINE_GRACE_S", 0.0)
+    monkeypatch.setattr(live_module, "DEADLINE_GRACE_S", 0.0)
     replicas.n_free = 1
     with pytest.raises(DeadlineExceededError, match=r"deadline of 0\.01 s"):
         await read(ingress, a_call(timeout_s=0.01))
@@ -373,3 +388,80 @@ async def test_tokens_and_text(ingress: Ingress) -> None:
     for attempt in (ingress.tokenize("a", "other"), ingress.detokenize((97,), "other")):
         with pytest.raises(NotFoundError):
             await attempt
+
+
+# ---- over replicas with a life of their own
+
+
+async def streams_of(ingress: Ingress, *calls: GenerationCall) -> list[asyncio.Task[list[ServedChunk]]]:
+    tasks = [asyncio.create_task(read(ingress, call)) for call in calls]
+    await settle()
+    return tasks
+
+
+def of_tokens(max_new_tokens: int = 9, **given: Any) -> GenerationCall:
+    """Without a text no thread has to be waited for."""
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, seed=4)
+    return a_call(prompt=None, token_ids=(1, 2, 3, 4, 5), sampling=sampling, **given)
+
+
+async def test_a_stream_whose_replica_dies_says_so_on_its_last_message(clock: Clock) -> None:
+    far = replicas_of("a", "b")
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (task,) = await streams_of(ingress, of_tokens())
+        home = next(name for name in "ab" if far.all[name].engine.running)
+        request = far.all[home].engine.seen[0]
+        far.all[home].engine.step()
+        await settle()
+        far.all[home].kill()
+        other = far.all["b" if home == "a" else "a"].engine
+        while not task.done():
+            other.step()
+            await settle()
+        served = await task
+        assert [token_id for each in served for token_id in each.chunk.token_ids] == answer_of(request)
+        assert served[-1].resumes == 1
+        assert served[-1].replica != home
+        assert (await counters(ingress))["resumes"] == 1
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_status_knows_the_line_and_a_drain_lets_it_run_out(clock: Clock) -> None:
+    far = replicas_of("a", n_slots=20)
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        tasks = await streams_of(ingress, *[of_tokens()] * 3)
+        status = await ingress.status()
+        assert (status.waiting_requests, status.waiting_slots) == (2, 28)
+        assert await ingress.drain() == 3
+        while not all(task.done() for task in tasks):
+            far.all["a"].engine.step()
+            await settle()
+        assert [(await task)[-1].chunk.finish_reason for task in tasks] == [FinishReason.LENGTH] * 3
+        status = await ingress.status()
+        assert (status.waiting_requests, status.waiting_slots) == (0, 0)
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_a_deadline_passes_in_line(clock: Clock) -> None:
+    far = replicas_of("a", n_slots=20)
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (first,) = await streams_of(ingress, of_tokens())
+        with pytest.raises(DeadlineExceededError, match=r"deadline of 0\.02 s"):
+            await read(ingress, of_tokens(timeout_s=0.02))
+        assert ingress._dispatcher.waiting_requests == 0
+        assert len(far.all["a"].engine.seen) == 1
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    finally:
+        ingress.close()
+        far.close()

@@ -1,141 +1,245 @@
+"""A replica over an engine that computes when told."""
+
 from __future__ import annotations
 
 import asyncio
 import os
 import pickle
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployment.replica import Replica, share_of_node, use_threads
-from deployment.router import load_from_stats
-from orca_core.errors import DeadlineExceededError, EngineDeadError, RequestCancelledError
-from orca_core.types import CancelOutcome, FinishReason, GenerationRequest, Health, Load
-from tests.deployment.serving_fakes import INFO, FakeEngine
+from deployment.parcels import Accepted, Parcel, Pinned, Rejected, unpack
+from deployment.replica import LEASE_S, Replica
+from deployment.served_replica import share_of_node, use_threads
+from orca_core.errors import EngineDeadError, InvalidRequestError, RequestCancelledError
+from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Health, Load
+from tests.deployment.plane import Clock, settle
+from tests.deployment.stepping import SteppingEngine, answer_of
+
+HERE = Pinned("a")
 
 
 def a_request(request_id: str = "r1", max_new_tokens: int = 3) -> GenerationRequest:
     return GenerationRequest(request_id, (1, 2), max_new_tokens, 0)
 
 
-async def test_chunks_come_with_the_replicas_name() -> None:
-    engine = FakeEngine()
-    replica = Replica(engine, "replica-7")
-    pairs = [pair async for pair in replica.generate(a_request(), "mine")]
-    assert [name for name, _ in pairs] == ["replica-7"] * 3
-    assert "".join(chunk.text for _, chunk in pairs) == "t0 t1 t2 "
-    assert pairs[-1][1].finish_reason is FinishReason.LENGTH
-    assert engine.closed == ["r1"]
+class Bench:
+    """A replica and one ingress's stream from it."""
+
+    def __init__(self, n_slots: int = 128) -> None:
+        self.engine = SteppingEngine(n_slots)
+        self.clock = Clock(0.0)
+        self.replica = Replica(self.engine, "a", lambda: 12.0, heartbeat_s=3600.0, monotonic=self.clock)
+
+    async def attach(self, ingress: str = "i", link: str = "link") -> AsyncGenerator[Parcel, None]:
+        parcels = self.replica.attach(HERE, ingress, link)
+        await anext(parcels)
+        return parcels
+
+    async def submit(self, request: GenerationRequest, link: str = "link", client: str = "mine") -> Accepted | Rejected:
+        answer = await self.replica.submit(HERE, request, link, client)
+        assert pickle.loads(pickle.dumps(answer)) == answer
+        return answer
 
 
-async def test_the_engine_is_started_beside_the_event_loop() -> None:
-    engine = FakeEngine()
-    await Replica(engine, "a").start()
-    assert engine.started
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
 
-async def test_leaving_early_frees_the_request() -> None:
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a")
-    async with aclosing(replica.generate(a_request(), "mine")) as stream:
-        await anext(stream)
-        assert list(engine.live) == ["r1"]
-    assert not engine.live
+async def test_an_accepted_request_speaks_over_the_link(bench: Bench) -> None:
+    parcels = await bench.attach()
+    request = a_request()
+    assert await bench.submit(request) == Accepted(1)
+    tokens: list[int] = []
+    for _ in range(3):
+        bench.engine.step()
+        (word,) = (await anext(parcels)).words
+        chunk = unpack(word)
+        assert isinstance(chunk, GenerationChunk)
+        tokens += chunk.token_ids
+    assert tokens == answer_of(request)
+    assert chunk.finish_reason is FinishReason.LENGTH
+    await parcels.aclose()
 
 
-async def test_a_cancelled_task_frees_the_request() -> None:
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a")
-    first = asyncio.Event()
+async def test_the_engine_is_started_beside_the_event_loop(bench: Bench) -> None:
+    await bench.replica.start()
+    assert bench.engine.started
 
+
+async def test_what_does_not_fit_now_is_turned_down_and_nothing_has_happened(bench: Bench) -> None:
+    parcels = await bench.attach()
+    assert isinstance(await bench.submit(a_request("r1", 98)), Accepted)
+    answer = await bench.submit(a_request("r2", 27))
+    assert isinstance(answer, Rejected)
+    assert answer.standing.load == Load(n_slots=128, reserved_slots=100, used_slots=2, running=1)
+    assert answer.standing.n_accepted == 1
+    assert await bench.submit(a_request("r2", 26)) == Accepted(2)  # precisely what is left
+    await parcels.aclose()
+
+
+async def test_a_request_is_begun_once_however_often_it_is_submitted(bench: Bench) -> None:
+    parcels = await bench.attach()
+    assert [await bench.submit(a_request()) for _ in range(3)] == [Accepted(1)] * 3
+    assert len(bench.engine.seen) == 1
+    for _ in range(3):
+        bench.engine.step()
+    await anext(parcels)
+    assert await bench.submit(a_request()) == Accepted(1)
+    assert len(bench.engine.seen) == 1
+    await parcels.aclose()
+
+
+async def test_without_a_link_to_speak_over_nothing_is_begun(bench: Bench) -> None:
+    parcels = await bench.attach()
+    assert isinstance(await bench.submit(a_request(), link="other"), Rejected)
+    await parcels.aclose()
+    assert isinstance(await bench.submit(a_request()), Rejected)
+    assert not bench.engine.seen
+
+
+async def test_leaving_frees_the_requests(bench: Bench) -> None:
+    parcels = await bench.attach()
+    await bench.submit(a_request())
+    await parcels.aclose()
+    assert not bench.engine.running
+    assert await bench.replica.cancel("mine") is CancelOutcome.ALREADY_FINISHED
+
+
+async def test_a_cancelled_reader_frees_the_requests(bench: Bench) -> None:
     async def read() -> None:
-        async with aclosing(replica.generate(a_request(), "mine")) as stream:
-            async for _ in stream:
-                first.set()
+        async for _ in bench.replica.attach(HERE, "i", "link"):
+            pass
 
     task = asyncio.create_task(read())
-    await first.wait()
+    await settle()
+    await bench.submit(a_request())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not engine.live
-    assert await replica.cancel("mine") is CancelOutcome.ALREADY_FINISHED
+    await settle()
+    assert not bench.engine.running
 
 
-async def test_the_requests_error_comes_through_and_frees_it() -> None:
-    engine = FakeEngine()
-    engine.error = DeadlineExceededError(1.0)
-    with pytest.raises(DeadlineExceededError):
-        async for _ in Replica(engine, "a").generate(a_request(), "mine"):
-            pass
-    assert not engine.live
+async def test_a_later_stream_of_an_ingress_takes_the_place_of_the_earlier(bench: Bench) -> None:
+    earlier, other = await bench.attach(), await bench.attach("other", "o")
+    await bench.submit(a_request("r1"))
+    await bench.submit(a_request("r2"), link="o")
+    later = await bench.attach("i", "link 2")
+    assert list(bench.engine.running) == ["r2"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(earlier)
+    assert await bench.submit(a_request("r3"), link="link 2") == Accepted(1)
+    for parcels in (later, other):
+        await parcels.aclose()
+    assert not bench.engine.running
 
 
-async def test_an_abandoned_request_ends() -> None:
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a")
-    stream = replica.generate(a_request(), "mine")
-    await anext(stream)
-    assert await replica.abandon("r1") is CancelOutcome.CANCELLED
-    with pytest.raises(RequestCancelledError):
-        await anext(stream)
-    assert not engine.live
+async def test_the_requests_own_error_is_the_callers(bench: Bench) -> None:
+    parcels = await bench.attach()
+    bench.engine.error = InvalidRequestError("logit_bias", "is wrong")
+    with pytest.raises(InvalidRequestError):
+        await bench.submit(a_request())
+    assert await bench.replica.cancel("mine") is CancelOutcome.NOT_FOUND
+    await parcels.aclose()
 
 
-async def test_an_abandoned_request_that_arrives_late_is_not_begun() -> None:
+async def test_a_dropped_request_ends(bench: Bench) -> None:
+    parcels = await bench.attach()
+    await bench.submit(a_request())
+    await bench.replica.drop(HERE, "link", ("r1",))
+    assert not bench.engine.running
+    assert (await anext(parcels)).words == ()
+    await parcels.aclose()
+
+
+async def test_a_dropped_request_that_arrives_late_is_not_begun(bench: Bench) -> None:
     """Field case A2: the cancel overtakes the request."""
-    engine = FakeEngine()
-    replica = Replica(engine, "a")
-    await replica.abandon("r1")
-    with pytest.raises(RequestCancelledError):
-        await anext(replica.generate(a_request(), "mine"))
-    assert not engine.live
-    assert not engine.closed
+    parcels = await bench.attach()
+    await bench.replica.drop(HERE, "link", ("r1",))
+    assert isinstance(await bench.submit(a_request()), Rejected)
+    assert not bench.engine.seen
+    await parcels.aclose()
 
 
-async def test_cancel_has_three_answers() -> None:
+async def test_cancel_has_three_answers(bench: Bench) -> None:
     """Field case A12."""
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a")
-    assert await replica.cancel("mine") is CancelOutcome.NOT_FOUND
-    async with aclosing(replica.generate(a_request(), "mine")) as stream:
-        await anext(stream)
-        assert await replica.cancel("mine") is CancelOutcome.CANCELLED
-        with pytest.raises(RequestCancelledError):
-            await anext(stream)
-    assert await replica.cancel("mine") is CancelOutcome.ALREADY_FINISHED
+    parcels = await bench.attach()
+    assert await bench.replica.cancel("mine") is CancelOutcome.NOT_FOUND
+    await bench.submit(a_request())
+    assert await bench.replica.cancel("mine") is CancelOutcome.CANCELLED
+    (word,) = (await anext(parcels)).words
+    assert isinstance(unpack(word), RequestCancelledError)
+    assert await bench.replica.cancel("mine") is CancelOutcome.ALREADY_FINISHED
+    await parcels.aclose()
 
 
-async def test_cancel_reaches_every_request_of_a_client_id() -> None:
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a")
-    streams = [replica.generate(a_request(f"r{i}"), "shared") for i in range(3)]
-    other = replica.generate(a_request("other"), "other")
-    for stream in (*streams, other):
-        await anext(stream)
-    assert await replica.cancel("shared") is CancelOutcome.CANCELLED
-    for stream in streams:
-        with pytest.raises(RequestCancelledError):
-            await anext(stream)
-    assert list(engine.live) == ["other"]
-    await other.aclose()
+async def test_cancel_reaches_every_request_of_a_client_id(bench: Bench) -> None:
+    parcels = await bench.attach()
+    for i in range(3):
+        await bench.submit(a_request(f"r{i}"), client="shared")
+    await bench.submit(a_request("other"), client="other")
+    assert await bench.replica.cancel("shared") is CancelOutcome.CANCELLED
+    assert list(bench.engine.running) == ["other"]
+    await parcels.aclose()
 
 
-async def test_reports() -> None:
-    engine = FakeEngine(n_free=1)
-    replica = Replica(engine, "a", clock=lambda: 12.0)
-    stream = replica.generate(a_request(), "mine")
-    await anext(stream)
-    load = Load(n_slots=128, reserved_slots=5, running=1)
-    assert load_from_stats(await replica.record_routing_stats()) == (load, 12.0)
-    report = await replica.report()
-    assert (report.replica, report.info, report.load, report.taken_at) == ("a", INFO, load, 12.0)
+async def test_every_ingress_hears_that_slots_are_free(bench: Bench) -> None:
+    busy, idle = await bench.attach(), await bench.attach("other", "o")
+    await bench.submit(a_request("r1", 1))
+    await settle()
+    waiting = asyncio.create_task(anext(idle))  # type: ignore[arg-type]
+    bench.engine.step()
+    await anext(busy)
+    parcel = await waiting
+    assert (parcel.words, parcel.standing.load.headroom) == ((), 128)
+    for parcels in (busy, idle):
+        await parcels.aclose()
+
+
+async def test_an_ingress_that_shows_no_life_is_given_up(bench: Bench) -> None:
+    silent, lives = await bench.attach(), await bench.attach("other", "o")
+    await bench.submit(a_request("r1"))
+    await bench.submit(a_request("r2"), link="o")
+    bench.clock.now += LEASE_S
+    await bench.replica.report("other")
+    bench.replica._beat_now()
+    assert list(bench.engine.running) == ["r1", "r2"]
+    bench.clock.now += 1.0
+    bench.replica._beat_now()
+    assert list(bench.engine.running) == ["r2"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(silent)
+    await lives.aclose()
+
+
+async def test_a_heartbeat_goes_out_when_there_is_no_news(bench: Bench) -> None:
+    parcels = await bench.attach()
+    waiting = asyncio.create_task(anext(parcels))  # type: ignore[arg-type]
+    await settle()
+    assert not waiting.done()
+    bench.clock.now += 0.5
+    bench.engine.well = Health(False, "no iteration has ended for 60 s")
+    bench.replica._beat_now()
+    assert (await waiting).standing == (Load(n_slots=128), 0.5, 0, False)
+    await parcels.aclose()
+
+
+async def test_reports(bench: Bench) -> None:
+    parcels = await bench.attach()
+    await bench.submit(a_request())
+    report = await bench.replica.report()
+    load = Load(n_slots=128, reserved_slots=5, used_slots=2, running=1)
+    assert (report.replica, report.info, report.load) == ("a", bench.engine.info(), load)
+    assert (report.taken_at, report.well) == (12.0, True)
     assert pickle.loads(pickle.dumps(report)) == report
-    await stream.aclose()
+    await parcels.aclose()
 
 
 async def test_health_is_the_engines() -> None:
-    engine = FakeEngine()
+    engine = SteppingEngine()
     replica = Replica(engine, "a")
     await replica.check_health()
     engine.well = Health(False, "no iteration has ended for 60 s")
@@ -144,7 +248,7 @@ async def test_health_is_the_engines() -> None:
 
 
 def test_close_ends_the_engine() -> None:
-    engine = FakeEngine()
+    engine = SteppingEngine()
     Replica(engine, "a").close()
     assert engine.ended
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 from deployment import replica_set
+from deployment.parcels import Accepted, Pinned
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
-from orca_core.types import CancelOutcome, Load
+from orca_core.types import CancelOutcome, GenerationRequest, Load
 from tests.deployment.serving_fakes import INFO
 
 
@@ -32,14 +34,37 @@ class Result:
         self.cancelled = True
 
 
+class Call:
+    """One call of a method; answered by the test."""
+
+    def __init__(self, method: str, args: tuple[object, ...]) -> None:
+        self.method, self.args = method, args
+        self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+
+    def __await__(self) -> Generator[Any, None, object]:
+        return self.answer.__await__()
+
+    def cancel(self) -> None:
+        self.gone.set()
+
+
 class Handle:
     """Enough of a Serve handle. ``results``: ``None`` = the replicas are not even reached."""
 
     def __init__(self, results: list[Result] | None) -> None:
         self.results = results
+        self.method = ""
+        self.calls: list[Call] = []
 
-    def options(self, **_: Any) -> Handle:
-        return self
+    def options(self, method_name: str, **_: Any) -> Handle:
+        made = Handle(self.results)
+        made.method, made.calls = method_name, self.calls
+        return made
+
+    def remote(self, *args: object) -> Call:
+        self.calls.append(Call(self.method, args))
+        return self.calls[-1]
 
     def broadcast(self, method: str, *_: object) -> Handle:
         return self
@@ -52,7 +77,7 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_set, "BROADCAST_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(replica_set, "ANSWER_TIMEOUT_S", 0.01)
 
 
 def report(name: str) -> ReplicaReport:
@@ -62,7 +87,7 @@ def report(name: str) -> ReplicaReport:
 async def test_a_replica_that_hangs_hides_no_other() -> None:
     hung, lost = Result(None), Result(RuntimeError("gone"))
     replicas = ServeReplicaSet(Handle([Result(report("a")), hung, lost, Result(report("b"))]))
-    assert [each.replica for each in await replicas.reports()] == ["a", "b"]
+    assert [each.replica for each in await replicas.reports("me")] == ["a", "b"]
     assert hung.cancelled
 
 
@@ -72,5 +97,44 @@ async def test_a_cancel_reaches_who_can_be_reached() -> None:
 
 
 async def test_nobody_there() -> None:
-    assert await ServeReplicaSet(Handle(None)).reports() == []
+    assert await ServeReplicaSet(Handle(None)).reports("me") == []
     assert await ServeReplicaSet(Handle([])).cancel("mine") is CancelOutcome.NOT_FOUND
+
+
+REQUEST = GenerationRequest("r1.1", (1, 2), 3, 0)
+
+
+async def test_a_submission_goes_to_the_replica_that_was_named() -> None:
+    handle = Handle([])
+    replicas = ServeReplicaSet(handle)
+    task = asyncio.create_task(replicas.submit("a", "link", REQUEST, "mine"))
+    await asyncio.sleep(0)
+    (call,) = handle.calls
+    assert (call.method, call.args) == ("submit", (Pinned("a"), REQUEST, "link", "mine"))
+    call.answer.set_result(Accepted(1))
+    assert await task == Accepted(1)
+
+
+async def test_a_submission_that_is_given_up_is_cancelled_on_its_way() -> None:
+    handle = Handle([])
+    task = asyncio.create_task(ServeReplicaSet(handle).submit("a", "link", REQUEST, "mine"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert handle.calls[0].gone.is_set()
+
+
+async def test_a_drop_waits_for_nobody_and_reaches_a_replica_that_has_left() -> None:
+    handle = Handle([])
+    ServeReplicaSet(handle).drop("a", "link", ("r1.1",))
+    await asyncio.sleep(0)
+    (call,) = handle.calls
+    assert (call.method, call.args) == ("drop", (Pinned("a", may_have_left=True), "link", ("r1.1",)))
+    await asyncio.wait_for(call.gone.wait(), 10)  # nobody answers
+
+
+async def test_a_link_is_a_stream_from_the_replica_that_was_named() -> None:
+    handle = Handle([])
+    stream: Any = ServeReplicaSet(handle).attach("a", "me", "link")
+    assert (stream.method, stream.args) == ("attach", (Pinned("a"), "me", "link"))

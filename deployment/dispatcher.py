@@ -1,0 +1,212 @@
+"""Who is sent where, and when: the waiting line on one side, the links to the replicas on the other. Free of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Final
+
+from deployment.entry import Entry
+from deployment.headroom import HeadroomBook
+from deployment.line import WaitingLine
+from deployment.link import Link
+from deployment.links import Heard, Links
+from deployment.parcels import Parcel
+from deployment.replica_set import ReplicaSet
+from deployment.sender import Sender
+from orca_core.errors import DeadlineExceededError, UnavailableError
+
+_log = logging.getLogger(__name__)
+
+NO_REPLICA_RETRY_S: Final = 2.0
+"""When to come back if there is no replica at all: loading a model takes longer, but one may be about to be ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """``interval_s``: seconds between two polls of the replicas, and between two looks at the links.
+
+    ``silence_s``: seconds without a sign of life after which a replica is lost. ``max_waiting_requests``,
+    ``max_waiting_slots``: bounds of the line.
+    """
+
+    interval_s: float
+    silence_s: float
+    max_waiting_requests: int
+    max_waiting_slots: int
+
+
+class Dispatcher:
+    """Sends the head of the line to the replica with the most room, whenever there may be one.
+
+    A request is bound to a replica only by that replica's word. Until then it has a place in the line, by its number;
+    nobody who came later is sent before it. Everything happens on one event loop, and between two awaits either the
+    whole of a step or nothing of it. ``book``: what is known of the replicas' room. ``clock``: seconds, monotonic.
+    """
+
+    def __init__(
+        self, replicas: ReplicaSet, settings: DispatchSettings, book: HeadroomBook, clock: Callable[[], float]
+    ) -> None:
+        self._replicas = replicas
+        self._settings = settings
+        self._book = book
+        self._clock = clock
+        self._line = WaitingLine(settings.max_waiting_requests, settings.max_waiting_slots, clock)
+        self._links = Links(replicas, clock, settings.silence_s, self)
+        self._sender = Sender(
+            replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
+        )
+        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to poll the replicas and to watch the links; until then that is done by whoever calls."""
+        loop = asyncio.get_running_loop()
+        for work in (self._keep_polling(), self._keep_watching()):
+            self._tasks.append(loop.create_task(work, context=Context()))
+
+    def close(self) -> None:
+        """End all tasks and links. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        self._sender.close()
+        self._links.close()
+
+    async def _keep_polling(self) -> None:
+        while True:
+            try:
+                await self.poll()
+            except Exception:
+                _log.exception("the replicas could not be polled")
+            await asyncio.sleep(self._settings.interval_s)
+
+    async def _keep_watching(self) -> None:
+        interval_s = self._settings.interval_s
+        while True:
+            began = self._clock()
+            await asyncio.sleep(interval_s)
+            # an event loop that was late has not read what may long have been there: that time is nobody's silence
+            self.tick(min(self._clock() - began, 2 * interval_s))
+
+    async def poll(self) -> Heard:
+        """Ask all replicas how they are, and take what follows from it."""
+        heard = await self._links.poll()
+        self._pump()
+        return heard
+
+    def tick(self, elapsed_s: float) -> None:
+        """``elapsed_s`` seconds have passed in which the event loop was on time. Ends what has waited too long."""
+        self._links.tick(elapsed_s)
+        for entry in self._line.expired():
+            self._line.remove(entry)
+            entry.feed.fail(DeadlineExceededError(0.0))
+        self._sender.tick(elapsed_s)
+        self._pump()
+
+    # ---- entries
+
+    @property
+    def heard(self) -> Heard:
+        """What the replicas last said of themselves."""
+        return self._links.heard
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests in line."""
+        return len(self._line)
+
+    @property
+    def waiting_slots(self) -> int:
+        """Their demand."""
+        return self._line.slots
+
+    def enter(self, entry: Entry) -> None:
+        """A new request. Raises ``UnavailableError`` without any replica, and ``OverloadedError`` (see the line)."""
+        if not len(self._links):
+            raise UnavailableError("no replica is ready yet", NO_REPLICA_RETRY_S)
+        entry.number = next(self._numbers)
+        self._line.put(entry)
+        self._pump()
+        if entry in self._line:
+            self._line.judge(entry, self._book.iteration_s)
+
+    def come_back(self, entry: Entry) -> None:
+        """An entry whose replica was lost goes to its old place in line, with what is left to generate."""
+        self._line.put(entry)
+        self._pump()
+
+    def leave(self, entry: Entry) -> None:
+        """Nobody wants an entry any more, wherever it is. Idempotent, never blocks."""
+        self._line.remove(entry)
+        if self._sender.drop(entry):
+            self._line.rate.release(entry.demand)
+        self._pump()
+
+    def _wait_again(self, entry: Entry) -> None:
+        """A replica has not taken it after all. Whoever says so is in the midst of something: look again after that."""
+        self._line.put(entry)
+        asyncio.get_running_loop().call_soon(self._pump)
+
+    # ---- sending
+
+    def _pump(self) -> None:
+        """Send from the head of the line for as long as somebody has room for the head."""
+        while (entry := self._line.head()) is not None:
+            if entry.deadline <= self._clock():
+                self._line.remove(entry)
+                entry.feed.fail(DeadlineExceededError(0.0))
+                continue
+            usable = self._links.usable()
+            name = self._book.best(usable, entry.demand, entry.affinity)
+            link = None if name is None else self._links.get(name)
+            if link is not None:
+                self._line.remove(entry)
+                self._sender.send(entry, link)
+            elif usable and entry.demand > max(self._book.n_slots(replica) for replica in usable):
+                self._line.remove(entry)  # checked against all there were when it came; it must not hold up the others
+                entry.feed.fail(UnavailableError("no replica that is up now can hold the request"))
+            else:
+                return
+
+    # ---- what comes over a link: see LinkOwner
+
+    def on_parcel(self, link: Link, parcel: Parcel) -> None:
+        """See ``LinkOwner``."""
+        self._book.report(link.replica, parcel.standing)
+
+    def on_word(self, link: Link, entry: Entry) -> None:
+        """See ``LinkOwner``."""
+        self._sender.heard_of(entry)
+
+    def on_end(self, link: Link, entry: Entry) -> None:
+        """See ``LinkOwner``."""
+        self._sender.take_off(entry)
+        self._line.rate.release(entry.demand)
+
+    def on_overflow(self, link: Link, entry: Entry) -> None:
+        """See ``LinkOwner``."""
+        _log.warning("request %s: its reader stalled, cancelled", entry.request.request_id)
+        self._sender.drop(entry)
+        self._line.rate.release(entry.demand)
+
+    def on_news(self, link: Link) -> None:
+        """See ``LinkOwner``."""
+        if link.missed:
+            self._links.let_go()
+        self._pump()
+
+    def on_drops(self, link: Link, attempt_ids: tuple[str, ...]) -> None:
+        """See ``LinkOwner``."""
+        self._replicas.drop(link.replica, link.link_id, attempt_ids)
+
+    def on_lost(self, link: Link) -> None:
+        """See ``LinkOwner``."""
+        self._sender.lose(link)
+        self._book.forget(link.replica)
+        self._pump()

@@ -1,0 +1,70 @@
+"""What one client's stream is fed from, at the ingress: bounded, coalescing, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from orca_core.types import GenerationChunk, merge_chunks
+
+
+class ReplicaLostError(Exception):
+    """The replica that computed a stream is lost, the stream need not be. Never shown to a client."""
+
+    def __init__(self, replica: str) -> None:
+        super().__init__(replica)
+        self.replica = replica
+
+
+class Feed:
+    """The chunks of one attempt at a request, in order; whoever reads late gets them in one.
+
+    ``max_backlog``: tokens that may wait for the reader. ``clock``: seconds. Times are kept when chunks come, not when
+    they are read.
+    """
+
+    def __init__(self, max_backlog: int, clock: Callable[[], float]) -> None:
+        self._max_backlog = max_backlog
+        self._clock = clock
+        self._pending: list[GenerationChunk] = []
+        self._backlog = 0
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+        self.replica = ""
+        self.first_at: float | None = None
+        self.last_at = 0.0
+        self.ended = False
+
+    def put(self, chunk: GenerationChunk) -> bool:
+        """Append a chunk. False, and nothing is appended, where the reader lags too far behind."""
+        if self.ended:
+            return True
+        if self._backlog + len(chunk.token_ids) > self._max_backlog:
+            return False
+        self.last_at = self._clock()
+        if self.first_at is None:
+            self.first_at = self.last_at
+        self._pending.append(chunk)
+        self._backlog += len(chunk.token_ids)
+        self.ended = chunk.finish_reason is not None
+        self._news.set()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """No more will come, and why. What came before is still delivered; an end that came first wins."""
+        if not self.ended:
+            self._error = error
+            self.ended = True
+            self._news.set()
+
+    async def next(self) -> GenerationChunk:
+        """Wait for what comes next. Raises the error behind the last chunk. Not to be called after the last chunk."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        chunk = merge_chunks(self._pending)
+        self._pending.clear()
+        self._backlog = 0
+        return chunk

@@ -1,0 +1,139 @@
+"""The waiting line of an ingress: first come, first served, bounded, honest about how long it takes. Free of Ray."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from deployment.entry import Entry
+from orca_core.errors import OverloadedError
+
+WINDOW_S: Final = 30.0
+"""Seconds, of those in which somebody waited, over which the release of slots is measured."""
+
+FORGET_S: Final = 300.0
+"""What was measured longer ago says nothing: the requests may be of another kind by now."""
+
+RETRY_RANGE_S: Final = (0.5, 60.0)
+UNKNOWN_RETRY_S: Final = 1.0
+"""When to come back if nothing has been measured yet."""
+
+_FEWEST_RELEASES: Final = 3
+
+
+class SlotRate:
+    """Slots that come free in a second while somebody waits for them: what the line moves at. ``clock``: seconds.
+
+    Time in which nobody waits is left out: slots that nobody wants don't say how fast they could have come.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waited_before_s = 0.0  # until `_since`
+        self._since: float | None = None  # somebody has been waiting from then on
+        self._releases: deque[tuple[float, float, int]] = deque()  # (when, seconds waited by then, slots)
+        self._start_s = 0.0  # seconds waited at the last release that was forgotten
+
+    def someone_waits(self, waits: bool) -> None:
+        """Say so whenever it may have changed."""
+        if waits and self._since is None:
+            self._since = self._clock()
+        elif not waits and self._since is not None:
+            self._waited_before_s, self._since = self._waited_s(), None
+
+    def release(self, slots: int) -> None:
+        """Slots have come free."""
+        if self._since is not None:
+            self._releases.append((self._clock(), self._waited_s(), slots))
+
+    def per_second(self) -> float | None:
+        """``None`` while too little has been seen."""
+        now, waited = self._clock(), self._waited_s()
+        while self._releases and self._is_past(self._releases[0], now, waited):
+            self._start_s = self._releases.popleft()[1]
+        span = waited - self._start_s
+        if len(self._releases) < _FEWEST_RELEASES or span <= 0:
+            return None
+        return sum(slots for _, _, slots in self._releases) / span
+
+    def _is_past(self, release: tuple[float, float, int], now: float, waited: float) -> bool:
+        """Few slow ones are kept for longer than many quick ones."""
+        out_of_window = release[1] < waited - WINDOW_S and len(self._releases) > _FEWEST_RELEASES
+        return out_of_window or release[0] < now - FORGET_S
+
+    def _waited_s(self) -> float:
+        return self._waited_before_s + (0.0 if self._since is None else self._clock() - self._since)
+
+
+class WaitingLine:
+    """Entries in the order of their numbers. ``max_requests``, ``max_slots``: bounds for whoever joins at the end.
+
+    Whoever comes back (turned down by a replica after all, or its replica lost) goes to its old place, in front of
+    everybody who came later, and is never refused.
+    """
+
+    def __init__(self, max_requests: int, max_slots: int, clock: Callable[[], float]) -> None:
+        self._max_requests = max_requests
+        self._max_slots = max_slots
+        self._clock = clock
+        self._waiting: dict[int, Entry] = {}
+        self._order: list[int] = []  # a heap; numbers of entries that have left are skipped when they come up
+        self.slots = 0
+        self.rate = SlotRate(clock)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return entry.number in self._waiting
+
+    def put(self, entry: Entry) -> None:
+        """Put an entry where its number belongs."""
+        self._waiting[entry.number] = entry
+        self.slots += entry.demand
+        heapq.heappush(self._order, entry.number)
+        self.rate.someone_waits(True)
+
+    def head(self) -> Entry | None:
+        """Whose turn it is."""
+        while self._order and self._order[0] not in self._waiting:
+            heapq.heappop(self._order)
+        return self._waiting[self._order[0]] if self._order else None
+
+    def remove(self, entry: Entry) -> None:
+        """An entry leaves, whichever way. One that is not here is no error."""
+        if self._waiting.pop(entry.number, None) is not None:
+            self.slots -= entry.demand
+            self.rate.someone_waits(bool(self._waiting))
+
+    def expired(self) -> list[Entry]:
+        """Entries whose deadline has passed."""
+        now = self._clock()
+        return [entry for entry in self._waiting.values() if entry.deadline <= now]
+
+    def judge(self, entry: Entry, iteration_s: float) -> None:
+        """Whether somebody who has joined at the end may stay; whoever may not has left.
+
+        Raises ``OverloadedError`` where the line is too long, or would not get to the entry before its deadline.
+        ``iteration_s``: seconds it takes to answer once it is its turn.
+        """
+        wait_s = self.wait_s()
+        if len(self) > self._max_requests:
+            reason = "too many requests are waiting"
+        elif self.slots > self._max_slots:
+            reason = "the waiting requests need too many slots"
+        elif wait_s is not None and self._clock() + wait_s + iteration_s > entry.deadline:
+            reason = f"its turn would come in about {wait_s:.0f} s, after its deadline"
+        else:
+            return
+        self.remove(entry)
+        shortest, longest = RETRY_RANGE_S
+        delay_s = UNKNOWN_RETRY_S if wait_s is None else min(longest, max(shortest, wait_s))
+        raise OverloadedError(reason, delay_s)
+
+    def wait_s(self) -> float | None:
+        """Seconds until all who wait now have had their turn, at the rate measured; ``None``: nothing measured."""
+        rate = self.rate.per_second()
+        return self.slots / rate if rate else None
