@@ -31,13 +31,16 @@ class DispatchSettings:
     """``interval_s``: seconds between two polls of the replicas, and between two looks at the links.
 
     ``silence_s``: seconds without a sign of life after which a replica is lost. ``max_waiting_requests``,
-    ``max_waiting_slots``: bounds of the line.
+    ``max_waiting_slots``: bounds of the line. ``overtaking_s``, ``max_overtakers``: while the head of the line fits
+    nowhere, those behind it that do may be sent, for so long and so many at most; 0 = nobody.
     """
 
     interval_s: float
     silence_s: float
     max_waiting_requests: int
     max_waiting_slots: int
+    overtaking_s: float = 0.0
+    max_overtakers: int = 0
 
 
 class Dispatcher:
@@ -157,22 +160,41 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Send from the head of the line for as long as somebody has room for the head."""
-        while (entry := self._line.head()) is not None:
-            if entry.deadline <= self._clock():
-                self._line.remove(entry)
-                entry.feed.fail(DeadlineExceededError(0.0))
+        while (head := self._line.head()) is not None:
+            if head.deadline <= self._clock():
+                self._line.remove(head)
+                head.feed.fail(DeadlineExceededError(0.0))
+            elif self._try(head) or self._overtake(head):
                 continue
-            usable = self._links.usable()
-            name = self._book.best(usable, entry.demand, entry.affinity)
-            link = None if name is None else self._links.get(name)
-            if link is not None:
-                self._line.remove(entry)
-                self._sender.send(entry, link)
-            elif usable and entry.demand > max(self._book.n_slots(replica) for replica in usable):
-                self._line.remove(entry)  # checked against all there were when it came; it must not hold up the others
-                entry.feed.fail(UnavailableError("no replica that is up now can hold the request"))
             else:
                 return
+
+    def _try(self, entry: Entry) -> bool:
+        """Send an entry that fits somewhere. One that would fit nowhere, were they all idle, ends here."""
+        usable = self._links.usable()
+        name = self._book.best(usable, entry.demand, entry.affinity)
+        link = None if name is None else self._links.get(name)
+        if link is not None:
+            self._line.remove(entry)
+            self._sender.send(entry, link)
+        elif usable and entry.demand > max(self._book.n_slots(replica) for replica in usable):
+            self._line.remove(entry)  # checked against all there were when it came; it must not hold up the others
+            entry.feed.fail(UnavailableError("no replica that is up now can hold the request"))
+        else:
+            return False
+        return True
+
+    def _overtake(self, head: Entry) -> bool:
+        """The head fits nowhere: whether somebody else was sent. It waits for finitely many, and cannot starve."""
+        now, settings = self._clock(), self._settings
+        head.blocked_since = now if head.blocked_since is None else head.blocked_since
+        if now - head.blocked_since >= settings.overtaking_s or head.n_overtakers >= settings.max_overtakers:
+            return False
+        head.n_overtakers += 1
+        if any(self._try(entry) for entry in self._line.behind_head()):
+            return True
+        head.n_overtakers -= 1
+        return False
 
     # ---- what comes over a link: see LinkOwner
 

@@ -39,7 +39,8 @@ class Entry:
 
     ``request``: what is still to be generated. ``deadline``: on the ingress's clock. ``affinity``: requests of the same
     one may share a beginning; empty = none. ``place``: ``None`` while it waits in line, and after its end.
-    ``accepted_at``: when a replica first accepted it.
+    ``accepted_at``: when a replica first accepted it. ``blocked_since``: when it first was the head of the line and did
+    not fit; ``n_overtakers``: how many went before it since.
     """
 
     request: GenerationRequest
@@ -51,6 +52,8 @@ class Entry:
     n_attempts: int = 0
     place: Attempt | None = None
     accepted_at: float | None = None
+    blocked_since: float | None = None
+    n_overtakers: int = 0
 
     @property
     def demand(self) -> int:

@@ -56,6 +56,9 @@ class Ingress(GrpcMethods):
         self._limits = config.limits
         self._replicas = replicas
         self._dispatcher = _dispatcher(config, replicas, clock)
+        self._stream_settings = StreamSettings(
+            config.failover.max_resumes, config.limits.max_stream_backlog, affinity=config.engine.prefix_cache
+        )
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
         self._live: dict[str, list[LiveRequest]] = {}
@@ -213,12 +216,11 @@ class Ingress(GrpcMethods):
         """Send the request to a replica and relay what comes. Ends with a finish reason or an error, never without."""
         if live.verdict is not None:
             raise live.verdict
-        failover, backlog = self._config.failover, self._limits.max_stream_backlog
         stream = live.stream = ResumingStream(
             request,
             live.visible_id,
             self._dispatcher,
-            StreamSettings(failover.max_resumes, backlog),
+            self._stream_settings,
             self._clock,
             arrived_at=live.arrived_at,
             deadline=live.deadline,
@@ -267,11 +269,16 @@ class Ingress(GrpcMethods):
 
 def _dispatcher(config: AppConfig, replicas: ReplicaSet, clock: Callable[[], float]) -> Dispatcher:
     """The line and the links of one ingress."""
-    limits, batch, interval_s = config.limits, config.engine.max_batch_size, config.replicas.load_report_interval_s
+    engine, limits = config.engine, config.limits
     settings = DispatchSettings(
-        interval_s, config.failover.silence_s, limits.max_waiting_requests, limits.max_waiting_slots
+        interval_s=config.replicas.load_report_interval_s,
+        silence_s=config.failover.silence_s,
+        max_waiting_requests=limits.max_waiting_requests,
+        max_waiting_slots=limits.max_waiting_slots,
+        overtaking_s=engine.overtaking_s,
+        max_overtakers=engine.max_overtakers,
     )
-    return Dispatcher(replicas, settings, HeadroomBook(clock, batch), clock)
+    return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock)
 
 
 def _outcome(error: OrcaError) -> str:

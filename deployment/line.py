@@ -20,6 +20,9 @@ RETRY_RANGE_S: Final = (0.5, 60.0)
 UNKNOWN_RETRY_S: Final = 1.0
 """When to come back if nothing has been measured yet."""
 
+LOOK_AHEAD: Final = 64
+"""How many behind a head that does not fit are looked at, to find some that do."""
+
 _FEWEST_RELEASES: Final = 3
 
 
@@ -101,6 +104,10 @@ class WaitingLine:
         while self._order and self._order[0] not in self._waiting:
             heapq.heappop(self._order)
         return self._waiting[self._order[0]] if self._order else None
+
+    def behind_head(self) -> list[Entry]:
+        """Some of those who come next, in order: the line may be long."""
+        return [self._waiting[number] for number in heapq.nsmallest(1 + LOOK_AHEAD, self._waiting)[1:]]
 
     def remove(self, entry: Entry) -> None:
         """An entry leaves, whichever way. One that is not here is no error."""

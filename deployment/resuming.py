@@ -20,10 +20,14 @@ AFFINITY_TOKENS: Final = 64
 
 
 class StreamSettings(NamedTuple):
-    """``max_resumes``: times a stream may go on elsewhere. ``max_backlog``: tokens its reader may lag behind."""
+    """``max_resumes``: times a stream may go on elsewhere. ``max_backlog``: tokens its reader may lag behind.
+
+    ``affinity``: whether requests that begin alike should meet; pointless where replicas cache nothing.
+    """
 
     max_resumes: int
     max_backlog: int
+    affinity: bool = True
 
 
 class Resumed(NamedTuple):
@@ -63,9 +67,8 @@ class ResumingStream:
         self._emitted: list[int] = []
         self._cancelled = False
         self._finished = False
-        self._entry = Entry(
-            request, client_request_id, deadline, self._new_feed(), affinity_of(session_id, request.token_ids)
-        )
+        affinity = affinity_of(session_id, request.token_ids) if settings.affinity else b""
+        self._entry = Entry(request, client_request_id, deadline, self._new_feed(), affinity)
         self.resumes = 0
 
     def open(self) -> None:

@@ -69,13 +69,17 @@ class Plane:
     def __init__(
         self, replicas: FarReplicas, clock: Clock, *, max_requests: int = 64, max_slots: int = 10_000, seed: int = 1,
         max_batch_size: int = 16, max_resumes: int = 3, max_backlog: int = 1000, prefix: str = "r",
+        overtaking_s: float = 0.0, max_overtakers: int = 0,
     ) -> None:  # fmt: skip
         self.prefix = prefix
         self.replicas = replicas
         self.clock = clock
         self.book = HeadroomBook(clock, max_batch_size, random.Random(seed), stale_after_s=1e9)
         self.dispatcher = Dispatcher(
-            replicas, DispatchSettings(INTERVAL_S, SILENCE_S, max_requests, max_slots), self.book, clock
+            replicas,
+            DispatchSettings(INTERVAL_S, SILENCE_S, max_requests, max_slots, overtaking_s, max_overtakers),
+            self.book,
+            clock,
         )
         self.settings = StreamSettings(max_resumes, max_backlog)
         self.clients: list[Client] = []

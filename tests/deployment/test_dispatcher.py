@@ -139,6 +139,26 @@ async def test_the_line_is_first_come_first_served(make: Make) -> None:
     plane.assert_idle()
 
 
+async def test_small_ones_may_pass_a_head_that_fits_nowhere_for_a_while(make: Make) -> None:
+    plane = await ready(make, "a", n_slots=40, overtaking_s=2, max_overtakers=3)
+    plane.ask(4, 16)
+    big = plane.ask(4, 36)
+    small = [plane.ask(1, 2) for _ in range(5)]
+    await settle()
+    assert [request.request_id for request in plane.replicas.all["a"].engine.seen] == ["r1.1", "r3.1", "r4.1", "r5.1"]
+    await plane.run_out()
+    assert [request.request_id for request in plane.replicas.all["a"].engine.seen][4] == "r2.1"
+    for client in (big, *small):
+        assert_undisturbed(client)
+    late = await ready(make, "b", n_slots=40, overtaking_s=2, max_overtakers=100)
+    late.ask(4, 16)
+    late.ask(4, 36)
+    await late.pass_time(2.0)
+    late.ask(1, 2)
+    await settle()
+    assert len(late.replicas.all["b"].engine.seen) == 1
+
+
 async def test_a_new_replica_takes_from_the_line_at_once(make: Make) -> None:
     """Field case E11."""
     plane = await ready(make, "a", n_slots=20)

@@ -93,10 +93,10 @@ class Server:
             time.sleep(0.05)
 
 
-def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None) -> Server:
-    """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
+def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None, text: str = CONFIG) -> Server:
+    """``orca-serve up`` until it says ready. ``front``: throughput or proxy. ``text``: of the config."""
     config = folder / "serve.yaml"
-    config.write_text(CONFIG)
+    config.write_text(text)
     http_port, grpc_port = free_ports(2)
     command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
