@@ -6,22 +6,22 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
+from deployment.broadcast import best_outcome
 from deployment.config import AppConfig
-from deployment.dispatcher import Dispatcher, DispatchSettings
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
-from deployment.headroom import HeadroomBook
 from deployment.links import Heard
 from deployment.live import Alarm, LiveRequest
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.replica_set import ReplicaSet
-from deployment.resuming import ResumingStream, StreamSettings
+from deployment.resuming import ResumingStream
 from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.wiring import dispatcher_of, stream_settings_of
 from orca_core.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -42,7 +42,7 @@ REPORTS_FRESH_S: Final = 0.5
 class Ingress(GrpcMethods):
     """Implements ``deployment.serving.Service``. A plain class: the replicas, tokenizer and clock come in from outside.
 
-    ``clock``: seconds, monotonic.
+    ``clock``: seconds, monotonic. ``peers(client_request_id)``: has every other ingress ``cancel_here``.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Ingress(GrpcMethods):
         replicas: ReplicaSet,
         tokenizer: IngressTokenizer,
         clock: Callable[[], float] = time.monotonic,
+        peers: Callable[[str], Awaitable[CancelOutcome]] | None = None,
     ) -> None:
+        self._peers = peers
         self._config = config
         self._limits = config.limits
         self._replicas = replicas
-        self._dispatcher = _dispatcher(config, replicas, clock)
-        self._stream_settings = StreamSettings(
-            config.failover.max_resumes, config.limits.max_stream_backlog, affinity=config.engine.prefix_cache
-        )
+        self._dispatcher = dispatcher_of(config, replicas, clock)
+        self._stream_settings = stream_settings_of(config)
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
         self._live: dict[str, list[LiveRequest]] = {}
@@ -130,12 +130,20 @@ class Ingress(GrpcMethods):
             raise InvalidRequestError("n", reason)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
-        """See ``Service.cancel``. The replicas know the clients' ids: it may be what another ingress started."""
+        """See ``Service.cancel``. It may run anywhere, started by another ingress, or wait in that one's line."""
+        known_here = client_request_id in self._live
+        asked: list[Awaitable[CancelOutcome]] = [self._replicas.cancel(client_request_id)]
+        if self._peers is not None:
+            asked.append(self._peers(client_request_id))
+        outcomes = [*await asyncio.gather(*asked), await self.cancel_here(client_request_id)]
+        return CancelOutcome.CANCELLED if known_here else best_outcome(outcomes)
+
+    async def cancel_here(self, client_request_id: str) -> CancelOutcome:
+        """Cancel what of a client's id is in this ingress, wherever it is."""
         here = list(self._live.get(client_request_id, ()))
-        outcome = await self._replicas.cancel(client_request_id)
-        for live in here:  # those that have not reached a replica yet, or not heard of it
+        for live in here:
             live.cancel()
-        return CancelOutcome.CANCELLED if here else outcome
+        return CancelOutcome.CANCELLED if here else CancelOutcome.NOT_FOUND
 
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """See ``Service.tokenize``."""
@@ -265,20 +273,6 @@ class Ingress(GrpcMethods):
             largest = max((report.info for report in heard.reports), key=lambda info: info.n_slots)
             self._model = replace(largest, model_id=self._config.model.id)
         return heard
-
-
-def _dispatcher(config: AppConfig, replicas: ReplicaSet, clock: Callable[[], float]) -> Dispatcher:
-    """The line and the links of one ingress."""
-    engine, limits = config.engine, config.limits
-    settings = DispatchSettings(
-        interval_s=config.replicas.load_report_interval_s,
-        silence_s=config.failover.silence_s,
-        max_waiting_requests=limits.max_waiting_requests,
-        max_waiting_slots=limits.max_waiting_slots,
-        overtaking_s=engine.overtaking_s,
-        max_overtakers=engine.max_overtakers,
-    )
-    return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock)
 
 
 def _outcome(error: OrcaError) -> str:

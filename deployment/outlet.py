@@ -24,7 +24,7 @@ class EngineChannel(Protocol):
         """Be told on the running event loop when there may be something to poll."""
 
     def poll(self) -> GenerationChunk | None:
-        """What has been written since the last look; raises the request's error."""
+        """What has been written since the last look; raises the request's error, and tells again if it waits behind."""
         ...
 
     def close(self) -> None:
@@ -129,22 +129,23 @@ class Outlet:
         return Parcel(self.standing(), tuple(words))
 
     def _hear(self, request_id: str, words: list[Word]) -> None:
-        """Append what a request has to say: a chunk, and perhaps an error behind it."""
-        channel, wanted = self._channels.get(request_id), request_id not in self._dropped
-        while channel is not None:
-            try:
-                chunk = channel.poll()
-                if chunk is None:
-                    return
-                word, is_last = pack(chunk), chunk.finish_reason is not None
-            except OrcaError as error:
-                word, is_last = (request_id, error), True
-            if wanted:
-                words.append(word)
-            if is_last:
-                del self._channels[request_id]
-                self._on_end(request_id)
+        """Append what a request has to say."""
+        channel = self._channels.get(request_id)
+        if channel is None:
+            return
+        word: Word
+        try:
+            chunk = channel.poll()
+            if chunk is None:
                 return
+            word, is_last = pack(chunk), chunk.finish_reason is not None
+        except OrcaError as error:
+            word, is_last = (request_id, error), True
+        if request_id not in self._dropped:
+            words.append(word)
+        if is_last:
+            del self._channels[request_id]
+            self._on_end(request_id)
 
 
 def _remember(memory: OrderedDict[str, _T], key: str, value: _T) -> None:

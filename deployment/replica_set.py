@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol
 
+from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
 from deployment.parcels import Accepted, Parcel, Pinned, Rejected
 from deployment.replica import ReplicaReport
 from orca_core.types import CancelOutcome, GenerationRequest
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
-ANSWER_TIMEOUT_S: Final = 2.0
-"""A replica that does not answer within that many seconds is left out."""
 
 
 class ParcelStream(Protocol):
@@ -68,7 +65,7 @@ class ServeReplicaSet:
 
     async def reports(self, ingress_id: str) -> list[ReplicaReport]:
         """See ``ReplicaSet.reports``."""
-        return await self._broadcast("report", ReplicaReport, ingress_id)
+        return await ask_all(self._handle, "report", ReplicaReport, ingress_id)
 
     def attach(self, replica: str, ingress_id: str, link_id: str) -> ParcelStream:
         """See ``ReplicaSet.attach``."""
@@ -104,37 +101,4 @@ class ServeReplicaSet:
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``ReplicaSet.cancel``."""
-        outcomes = await self._broadcast("cancel", CancelOutcome, client_request_id)
-        for outcome in (CancelOutcome.CANCELLED, CancelOutcome.ALREADY_FINISHED):
-            if outcome in outcomes:
-                return outcome
-        return CancelOutcome.NOT_FOUND
-
-    async def _broadcast(self, method: str, kind: type[_T], *args: object) -> list[_T]:
-        """Answers of ``kind`` from the replicas that give one in time; one that hangs holds up nobody's answer."""
-        from ray.serve.exceptions import DeploymentUnavailableError
-
-        try:
-            asked = self._handle.broadcast(method, *args)
-            # the public results_async gives all answers or none
-            results = await asyncio.wait_for(asked._fetch_replica_results_async(), ANSWER_TIMEOUT_S)  # noqa: SLF001
-        except (DeploymentUnavailableError, TimeoutError) as error:
-            _log.log(_level(method), "no replica answered %s: %s", method, type(error).__name__)
-            return []
-        answers = await asyncio.gather(*(self._answer(method, result) for result in results))
-        return [answer for answer in answers if isinstance(answer, kind)]
-
-    @staticmethod
-    async def _answer(method: str, result: Any) -> object:
-        """What one replica says, or ``None``."""
-        try:
-            return await asyncio.wait_for(result.get_async(), ANSWER_TIMEOUT_S)
-        except Exception as error:  # whatever became of that replica, the others have answered
-            _log.log(_level(method), "a replica did not answer %s: %s", method, type(error).__name__)
-            result.cancel()
-            return None
-
-
-def _level(method: str) -> int:
-    """Reports are asked for all the time, and whoever asks says what he makes of it."""
-    return logging.DEBUG if method == "report" else logging.WARNING
+        return best_outcome(await ask_all(self._handle, "cancel", CancelOutcome, client_request_id))

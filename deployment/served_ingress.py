@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from deployment.broadcast import ask_all, best_outcome
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.replica_set import ServeReplicaSet
+from orca_core.types import CancelOutcome
 
 
 class ServedIngress(Ingress):
@@ -20,7 +22,9 @@ class ServedIngress(Ingress):
         def load() -> Tokenizer:
             return Tokenizer.load(resolve_source(config.model.source, config.model.revision))
 
-        Ingress.__init__(self, config, ServeReplicaSet(replicas), await asyncio.to_thread(load))
+        tokenizer = await asyncio.to_thread(load)
+        peers = _Peers() if config.ingress.replicas > 1 else None
+        Ingress.__init__(self, config, ServeReplicaSet(replicas), tokenizer, peers=peers)
         self.start()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -28,3 +32,18 @@ class ServedIngress(Ingress):
         from deployment.http_api import build_app
 
         return build_app(self, self._config.limits)
+
+
+class _Peers:
+    """Has every ingress, this one too, cancel what it has of a client's id."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None  # Serve knows of us only once we are constructed
+
+    async def __call__(self, client_request_id: str) -> CancelOutcome:
+        from ray import serve
+
+        if self._handle is None:
+            context = serve.get_replica_context()
+            self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        return best_outcome(await ask_all(self._handle, "cancel_here", CancelOutcome, client_request_id))

@@ -119,10 +119,14 @@ class Channel:
     def poll(self) -> GenerationChunk | None:
         """What has been written since the last look, as one chunk; ``None`` where there is nothing, or no more.
 
-        Never blocks. Raises the request's error, once.
+        To be called where ``on_ready`` is; never blocks. Raises the request's error, once; where that waits behind a
+        chunk, ``on_ready`` is called again.
         """
         with self._ready:
-            return None if self._read_out else self._take()
+            chunk = None if self._read_out else self._take()
+        if chunk is not None and self._error is not None:
+            self.wake()
+        return chunk
 
     def close(self) -> None:
         """The reader leaves. Cancels the request if it has not ended. Idempotent, never blocks."""

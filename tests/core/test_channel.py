@@ -145,9 +145,11 @@ async def test_a_listener_that_comes_late_is_told_and_hears_an_error_once() -> N
     await asyncio.sleep(0)
     assert told == [True]
     assert channel.poll() == chunk("a", 1)
+    assert told == [True, True]  # the error waits behind it
     with pytest.raises(RequestCancelledError):
         channel.poll()
     assert channel.poll() is None
+    assert told == [True, True]
 
 
 async def test_a_closed_channel_tells_its_listener_nothing() -> None:

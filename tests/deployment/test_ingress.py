@@ -353,6 +353,20 @@ async def test_cancel_asks_the_replicas_for_what_another_ingress_started(
     assert await ingress.cancel("elsewhere") is outcome
 
 
+async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:
+    asked: list[str] = []
+
+    async def peers(client_request_id: str) -> CancelOutcome:
+        asked.append(client_request_id)
+        return CancelOutcome.CANCELLED
+
+    ingress = Ingress(CONFIG, replicas, ByteTokenizer(), peers=peers)
+    assert await ingress.cancel("elsewhere") is CancelOutcome.CANCELLED
+    assert asked == ["elsewhere"]
+    assert await ingress.cancel_here("elsewhere") is CancelOutcome.NOT_FOUND
+    ingress.close()
+
+
 async def test_the_model_has_the_public_name_and_the_largest_pool(ingress: Ingress, replicas: FakeReplicas) -> None:
     replicas.infos = [INFO, replace(INFO, n_slots=256)]
     model = await ingress.model()

@@ -119,7 +119,8 @@ async def test_an_error_is_a_word_too_behind_what_was_said_before(desk: Desk) ->
     desk.say(a="x")
     desk.outbox.fail(desk.channels["a"], DeadlineExceededError(2.0))
     desk.outbox.flush()
-    chunk, error = [unpack(word) for word in (await next_parcel(parcels)).words]
+    (chunk,) = [unpack(word) for word in (await next_parcel(parcels)).words]
+    (error,) = [unpack(word) for word in (await next_parcel(parcels)).words]
     assert isinstance(chunk, GenerationChunk)
     assert isinstance(error, DeadlineExceededError)
     assert desk.ended == ["a"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployment import replica_set
+from deployment import broadcast, replica_set
 from deployment.parcels import Accepted, Pinned
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
@@ -77,7 +77,8 @@ class Handle:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_set, "ANSWER_TIMEOUT_S", 0.01)
+    for module in (broadcast, replica_set):
+        monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.01)
 
 
 def report(name: str) -> ReplicaReport:
