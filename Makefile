@@ -56,8 +56,8 @@ format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## tokens per second of one engine on this machine
-	@exec $(BIN)/python -m bench.offline $(ARGS)
+bench: setup ## iteration-level against request-level scheduling on this machine
+	@exec $(BIN)/orca-serve bench offline $(ARGS)
 
 clean: ## remove what was built or cached, .venv included
 	rm -rf .venv .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
