@@ -76,7 +76,7 @@ def _stay(axes: Axes, stay: Stay, label: str, color: str, zero: float, end: floa
 def _iteration_axis(axes: Axes, run: Run, zero: float) -> None:
     """The same time counted in iterations, along the top of the panel."""
     ends = [iteration.ended_s - zero for iteration in run.iterations]
-    step = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000, 10**9) if len(ends) <= 14 * step)
+    step = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 2000, 10**9) if len(ends) <= 8 * step)
     marks = [0, *range(step, len(ends) + 1, step)]
     names = [*map(str, marks[:-1]), f"{marks[-1]} iterations"]
     top = axes.secondary_xaxis("top")

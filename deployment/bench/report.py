@@ -149,6 +149,7 @@ def _settings_record(measured: Measured) -> dict[str, Any]:
         "max_batch_tokens": config.max_batch_tokens,
         "n_slots": info.n_slots,
         "rounds": measured.options.rounds,
+        "clock": measured.options.clock,
     }
 
 
@@ -174,8 +175,9 @@ def tables(record: dict[str, Any]) -> list[Table]:
     rates.add_column("")
     for name in columns:
         rates.add_column(name, justify="right")
-    for key in ("requests_per_s", "output_tok_per_s", "elapsed_s", "foreign_cpu"):
-        rates.add_row(key, *(f"{column[key]:.3f}" if key in column else "-" for column in columns.values()))
+    for key in ("requests_per_s", "output_tok_per_s", "elapsed_s"):
+        rates.add_row(key, *(f"{column[key]:.3f}" for column in columns.values()))
+    rates.add_row("foreign_cpu", *(f"{column['foreign_cpu']:.3f}" for column in policies.values()))
     latencies = Table(box=None, header_style="bold")
     for name in ("", "", *_COLUMNS):
         latencies.add_column(name, justify="right" if name else "left")

@@ -40,6 +40,8 @@ def offline(
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
     device: Annotated[Device, typer.Option(help="Where to run.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads on CPU; torch decides otherwise.")] = None,
+    clock: Annotated[Literal["wall", "cpu"], typer.Option(help="cpu: this process's time on a CPU, for a shared "
+                                                          "machine; needs --threads 1.")] = "wall",
     seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw the batch here (PNG).")] = None,
@@ -48,6 +50,8 @@ def offline(
     for option, path in (("--json", json_file), ("--plot", plot_file)):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(option, f"there is no folder {path.parent}")
+    if clock == "cpu" and threads != 1:
+        raise ConfigError("--clock", "cpu is a clock for one thread: add --threads 1")
     if plot_file is not None:
         import matplotlib  # noqa: F401, ICN001 - missing, it must be missed now and not after the runs
     from rich.console import Console
@@ -56,7 +60,7 @@ def offline(
     from deployment.bench.report import make_record, tables, warnings
 
     policies: tuple[Policy, ...] = ("iteration", "static") if policy == "both" else (policy,)
-    options = OfflineOptions(workload, requests, policies, rounds, seed)
+    options = OfflineOptions(workload, requests, policies, rounds, seed, clock)
     config = EngineConfig(model=model, dtype=dtype, device=device, max_batch_size=batch, threads=threads,
                           max_batch_tokens=max(512, batch))  # fmt: skip
     console = Console(stderr=True, highlight=False)

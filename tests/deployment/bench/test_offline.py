@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def test_the_bound_in_the_record_uses_what_was_measured(measured: Measured) -> N
     assert bound["achieved_at_median_cost"] == pytest.approx(bound["arrival_order"], rel=0.5)
 
 
+def test_on_the_cpu_clock_waiting_takes_no_time(model: LoadedModel) -> None:
+    options = OfflineOptions("equal_size", 1, ("iteration",), 1, 0, "cpu")
+    before = time.process_time()
+    (run,) = run_all(bench_config(CONFIG, options.shapes), model, options, watch([]))
+    assert before <= run.started_s <= run.iterations[0].started_s
+    assert run.iterations[-1].ended_s <= time.process_time()
+    assert 0 < run.elapsed_s <= time.process_time() - before
+
+
 def test_one_policy_alone_has_no_ratios(model: LoadedModel) -> None:
     record = make_record(measure(model, policies=("static",), n_requests=1, workload="equal_size"))
     assert set(record["policies"]) == {"static"}
@@ -191,6 +201,9 @@ def test_the_command_prints_tables_and_writes_the_record(
         (("--plot", "/nowhere/at/all.png"), "--plot: there is no folder /nowhere/at"),
         (("--model", ""), "model: must not be empty"),
         (("--nope",), "--nope"),
+        (("--clock", "sun"), "--clock"),
+        (("--clock", "cpu"), "--threads 1"),
+        (("--clock", "cpu", "--threads", "2"), "--threads 1"),
     ],
 )
 def test_unusable_arguments_are_one_line_and_two(
