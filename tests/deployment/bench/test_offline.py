@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,39 @@ def test_the_record_is_plain_and_complete(measured: Measured) -> None:
     assert static["returned_ms"]["mean"] > static["e2e_ms"]["mean"]
 
 
+def at_cost(run: Run, scale: float) -> Run:
+    """The same iterations, each ``scale`` seconds long and a hundredth more for each row; nothing between them."""
+    iterations, now = [], 0.0
+    for iteration in run.iterations:
+        end = now + scale * (1 + iteration.n_tokens / 100)
+        iterations.append(replace(iteration, started_s=now, ended_s=end))
+        now = end
+    return replace(run, iterations=iterations, started_s=0.0, elapsed_s=now)
+
+
 def test_the_bound_in_the_record_uses_what_was_measured(measured: Measured) -> None:
-    bound = make_record(measured)["bound"]
-    costs = {entry["rows"]: entry for entry in bound["iteration_cost"]}
-    assert costs[1]["measured"] + costs[2]["measured"] > 300
+    runs = [at_cost(run, 1.0) for run in measured.runs]
+    bound = make_record(replace(measured, runs=runs))["bound"]
+    assert {entry["rows"]: entry["seconds"] for entry in bound["iteration_cost"]} == pytest.approx(
+        {1: 1.01, 2: 1.02, 33: 1.33, 512: 6.12}
+    )
+    # each batch: 32 + 480 rows, the other 32 beside an increment, 30 increments of both, 97 of the long one alone
+    assert bound["static_s"] == pytest.approx(2 * (6.12 + 1.33 + 30 * 1.02 + 97 * 1.01))
+    assert runs[0].elapsed_s == pytest.approx(bound["arrival_order_s"])
+    for key in ("arrival_order", "achieved", "achieved_at_median_cost"):
+        assert bound[key] == pytest.approx(bound["static_s"] / bound["arrival_order_s"])
     assert bound["ideal"] == pytest.approx(bound["static_s"] / bound["ideal_s"])
     assert bound["achieved_of_ideal"] == pytest.approx(bound["achieved"] / bound["ideal"])
-    assert bound["achieved_of_arrival_order"] == pytest.approx(bound["achieved"] / bound["arrival_order"])
-    assert bound["achieved_at_median_cost"] == pytest.approx(bound["arrival_order"], rel=0.5)
+    assert bound["achieved_of_arrival_order"] == pytest.approx(1)
+
+
+def test_at_median_cost_a_disturbed_run_counts_as_the_others(measured: Measured) -> None:
+    iteration, static = measured.runs
+    disturbed = [
+        at_cost(run, scale) for run, scale in ((iteration, 1.0), (static, 1.0), (iteration, 1.0), (static, 3.0))
+    ]
+    bound = make_record(replace(measured, runs=[*disturbed, at_cost(iteration, 1.0), at_cost(static, 1.0)]))["bound"]
+    assert bound["achieved_at_median_cost"] == pytest.approx(bound["arrival_order"])
 
 
 def test_on_the_cpu_clock_waiting_takes_no_time(model: LoadedModel) -> None:
