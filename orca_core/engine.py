@@ -81,7 +81,8 @@ class Engine:
         if self._model is None:
             self._model = load_engine_model(self.config)
         info = self._model.info
-        kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
+        block_size = self.config.block_size_on(self._model.executor.device.type)
+        kv = KVManager(info.n_slots, block_size, self.config.max_batch_size)
         scheduler = Scheduler(self.config.max_batch_size, self.config.max_batch_tokens)
         self._loop = EngineLoop(
             self._model,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from orca_core.attention.base import AttentionSpec
 from orca_core.batch import Batch, Span
 from orca_core.kv import KVPool
 
@@ -38,16 +39,16 @@ class ReferenceAttention:
         """Forget the last iteration. The views need the pool's block size and are built at the first layer."""
         self._views = None
 
-    def attend(self, layer: int, q: torch.Tensor, pool: KVPool, batch: Batch, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, pool: KVPool, batch: Batch, spec: AttentionSpec) -> torch.Tensor:
         """See ``AttentionBackend.attend``."""
         if self._views is None:
             self._views = tuple(_view_of(span, pool.block_size, q.device) for span in batch.spans)
         keys, values = pool.flat_keys(layer), pool.flat_values(layer)
         if len(batch.spans) == 1:
-            return _attend_span(q, keys, values, batch.spans[0], self._views[0], scale)
+            return _attend_span(q, keys, values, batch.spans[0], self._views[0], spec.scale)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for span, view in zip(batch.spans, self._views, strict=True):
-            out[span.start : span.end] = _attend_span(q[span.start : span.end], keys, values, span, view, scale)
+            out[span.start : span.end] = _attend_span(q[span.start : span.end], keys, values, span, view, spec.scale)
         return out
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from orca_core.attention.base import AttentionBackend
+from orca_core.attention.base import AttentionBackend, AttentionSpec
 from orca_core.batch import Batch
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.config import ModelConfig
@@ -40,13 +40,16 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode."""
+    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
+
+    ``attention_specs``: how each layer attends, first to last.
+    """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self._weights = weights
         self._rope = RotaryTable(config, self.device)
-        self._scale = config.head_dim**-0.5
+        self.attention_specs = (AttentionSpec(config.head_dim**-0.5),) * config.n_layers
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +104,7 @@ class Decoder:
         x = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
         q, k, v = project_qkv(x, layer, config.n_heads, config.n_kv_heads, config.rms_norm_eps, rope)
         pool.write(index, batch.slots, k, v)
-        attended = attention.attend(index, q, pool, batch, self._scale)
+        attended = attention.attend(index, q, pool, batch, self.attention_specs[index])
         return layer.output(attended.reshape(hidden.shape[0], -1))
 
 

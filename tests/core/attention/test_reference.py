@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from orca_core.attention.base import AttentionSpec
 from orca_core.attention.reference import ReferenceAttention
 from orca_core.batch import Scheduled, build_batch
 from orca_core.kv import KVManager, KVPool, KVShape
@@ -71,7 +72,7 @@ def test_equals_the_formula(n_heads: int, n_kv_heads: int, block_size: int, sche
                 kind: torch.cat([known[layer, i, kind][first[i] : first[i] + n] for i, n in chosen]) for kind in "kv"
             }
             pool.write(layer, batch.slots, rows["k"], rows["v"])
-            ours = attention.attend(layer, q, pool, batch, 0.3)
+            ours = attention.attend(layer, q, pool, batch, AttentionSpec(0.3))
             assert ours.shape == q.shape
             for (i, _), span in zip(chosen, batch.spans, strict=True):
                 k, v = known[layer, i, "k"], known[layer, i, "v"]
