@@ -97,3 +97,24 @@ def views(buffer: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tens
 
 def _room(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def read_back(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The tensors' values, in their shapes: one copy up, the one place where the host waits for the device.
+
+    From a GPU they come as float64: exact for integers below 2^53 and for float32.
+    """
+    if tensors[0].device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    return unpack_doubles(pack_doubles(tensors).cpu(), tensors)
+
+
+def pack_doubles(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All values, one after the other, as float64."""
+    return torch.cat([tensor.reshape(-1).double() for tensor in tensors])
+
+
+def unpack_doubles(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """What ``pack_doubles`` packed, on the host, in the shapes it had."""
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, like, strict=True)]

@@ -1,11 +1,13 @@
 """Attention on a GPU: torch's own variable-length FlashAttention, straight from the paged pool.
 
-Rules of ``torch.nn.attention.varlen.varlen_attn`` as of torch 2.13, read from its source (``varlen.py``, and
-``mha_varlen_fwd`` of ATen's ``flash_api.cpp``, FlashAttention 2, the implementation torch carries and uses unless another
-one is activated): K and V are ``[n_pages, page_size, n_kv_heads, head_dim]`` with a page size that 256 divides; float16
-or bfloat16; a head dimension of at most 256 that 8 divides; compute capability 8.0 or newer; all index tensors int32 and
-contiguous; ``cu_seq_k`` must be given beside ``block_table``, though ``seqused_k`` says what is read. There is no soft
-cap.
+Rules of ``torch.nn.attention.varlen.varlen_attn`` as of torch 2.13, read from its source: ``varlen.py``, and
+``mha_varlen_fwd`` of ATen's ``flash_api.cpp``, which is FlashAttention 2, the implementation torch carries and uses unless
+another one is activated. K and V are ``[n_pages, page_size, n_kv_heads, head_dim]``, the page size a multiple of 256; float16
+or bfloat16; a head dimension of at most 256, a multiple of 8; compute capability 8.0 or newer; all index tensors int32 and
+contiguous; ``cu_seq_k`` must be given beside ``block_table``, though ``seqused_k`` says what is read. No soft cap.
+
+``varlen_attn_out`` is not used: where one row a span makes the kernel regroup the heads (see ``attend``), its output tensor is
+a copy of the one that was given.
 """
 
 from __future__ import annotations
@@ -95,9 +97,7 @@ class VarlenAttention:
         table = upload.add(self._block_table(batch, contexts), torch.int32)
         upload.send()
         self.use(
-            VarlenTables(
-                cu_seq_q.tensor, cu_seq_k.tensor, seqused_k.tensor, table.tensor, max(n_rows), max(contexts)
-            )
+            VarlenTables(cu_seq_q.tensor, cu_seq_k.tensor, seqused_k.tensor, table.tensor, max(n_rows), max(contexts))
         )
 
     def use(self, tables: VarlenTables) -> None:

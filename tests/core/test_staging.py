@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from orca_core.staging import StaticColumns, Upload
+from orca_core.staging import StaticColumns, Upload, pack_doubles, read_back, unpack_doubles
 
 CPU = torch.device("cpu")
 
@@ -60,3 +60,14 @@ def test_static_columns_take_nothing_else(values: dict[str, np.ndarray]) -> None
     columns = StaticColumns({"tokens": np.zeros(3, np.int64)}, CPU)
     with pytest.raises(ValueError, match="keep"):
         columns.refresh(values)
+
+
+def test_what_comes_up_is_what_was_there() -> None:
+    tensors = [
+        torch.tensor([3, 2**53 - 1]),
+        torch.tensor([[True], [False]]),
+        torch.empty(0),
+        torch.tensor([[-0.1, float("-inf")]]),
+    ]
+    for arrays in (read_back(tensors), unpack_doubles(pack_doubles(tensors), tensors)):
+        assert [array.tolist() for array in arrays] == [tensor.tolist() for tensor in tensors]
