@@ -32,7 +32,7 @@ class EngineConfig:
       prompts are initiated in pieces.
     - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
     - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
-    - ``block_size``: slots in one block of the paged pool, a multiple of 256 on cuda; ``None`` = 16 on cpu, 256 on cuda.
+    - ``block_size``: slots in one block of the pool; on cuda a multiple of 256. ``None`` = 16 on cpu, 256 on cuda.
     - ``cuda_graphs``: on cuda, replay captured graphs for batches of increments alone. No effect on cpu.
     - ``memory_utilization``: part of the memory the engine may use, 0 to 1; ``None`` = 0.9 of a GPU, 0.5 of RAM.
     - ``memory_share``: part of that which belongs to this engine where several share a host (CPU only), 0 to 1.

@@ -1,7 +1,7 @@
 """From host values to device tensors: on a GPU everything of one step goes down in one asynchronous copy.
 
-A copy from ordinary memory makes the host wait for the device; one from pinned memory does not, and torch's allocator of
-pinned memory keeps a buffer from being reused before its copy is done. On a CPU there is nothing to copy or to pin.
+A copy from ordinary memory makes the host wait for the device; one from pinned memory does not, and torch's allocator
+of pinned memory keeps a buffer from being reused before its copy is done. On a CPU there is nothing to copy or to pin.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Attention on a GPU: torch's own variable-length FlashAttention, straight from the paged pool.
 
 Rules of ``torch.nn.attention.varlen.varlen_attn`` as of torch 2.13, read from its source: ``varlen.py``, and
-``mha_varlen_fwd`` of ATen's ``flash_api.cpp``, which is FlashAttention 2, the implementation torch carries and uses unless
-another one is activated. K and V are ``[n_pages, page_size, n_kv_heads, head_dim]``, the page size a multiple of 256; float16
-or bfloat16; a head dimension of at most 256, a multiple of 8; compute capability 8.0 or newer; all index tensors int32 and
-contiguous; ``cu_seq_k`` must be given beside ``block_table``, though ``seqused_k`` says what is read. No soft cap.
+``mha_varlen_fwd`` of ATen's ``flash_api.cpp``, which is FlashAttention 2, the implementation torch carries and uses
+unless another one is activated. K and V are ``[n_pages, page_size, n_kv_heads, head_dim]``, the page size a multiple of
+256; float16 or bfloat16; a head dimension of at most 256, a multiple of 8; compute capability 8.0 or newer; all index
+tensors int32 and contiguous; ``cu_seq_k`` must be given beside ``block_table``, though ``seqused_k`` says what is read.
+There is no soft cap.
 
-``varlen_attn_out`` is not used: where one row a span makes the kernel regroup the heads (see ``attend``), its output tensor is
-a copy of the one that was given.
+``varlen_attn_out`` is not used: where one row a span makes the kernel regroup the heads (see ``attend``), it writes to
+a regrouped copy of the tensor that was given.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class VarlenFunction(Protocol):
 class VarlenTables:
     """What all layers of one iteration share; all int32 on the device, for n spans.
 
-    ``cu_seq_q``, ``cu_seq_k`` ``[n + 1]``: rows, and tokens of context, before each span. ``seqused_k`` ``[n]``: tokens of
-    context. ``block_table`` ``[n, width]``: blocks of each span; what lies beyond its context is never read. ``max_q``:
-    most rows of a span; ``max_k``: no context is longer.
+    ``cu_seq_q``, ``cu_seq_k`` ``[n + 1]``: rows, and tokens of context, before each span. ``seqused_k`` ``[n]``: tokens
+    of context. ``block_table`` ``[n, width]``: blocks of each span; what lies beyond its context is never read.
+    ``max_q``: most rows of a span; ``max_k``: no context is longer.
     """
 
     cu_seq_q: torch.Tensor
@@ -76,8 +77,8 @@ class VarlenTables:
 class VarlenAttention:
     """``AttentionBackend`` that computes increments and pieces of prompts in one call a layer.
 
-    ``num_splits`` is always 1: a row's result then does not depend on its batch (torch documents it as bit for bit), which
-    seeds and resumed streams lean on. It costs speed where few requests have long contexts.
+    ``num_splits`` is always 1: a row's attention then does not depend on its batch (torch documents it as bit for bit),
+    which seeds and resumed streams lean on. It costs speed where few requests have long contexts.
     """
 
     def __init__(self, block_size: int, device: torch.device, varlen: VarlenFunction = varlen_attn) -> None:
@@ -139,7 +140,7 @@ class VarlenAttention:
         return table
 
 
-def running_total(counts: Sequence[int]) -> np.ndarray:
+def running_total(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """int32 ``[n + 1]``: 0, then the sum of the first 1, 2, … n counts."""
     total = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=total[1:])

@@ -38,7 +38,8 @@ def _mix(x: int) -> int:
 class Draw:
     """A draw from rows without a filter, planned on the host. Columns are usable once the upload was sent.
 
-    ``rows``: which rows of the batch; ``index``: the same on the device. ``points``: where each row's draw falls, in [0, 1).
+    ``rows``: which rows of the batch; ``index``: the same on the device. ``points``: where each row's draw falls, in
+    [0, 1).
     """
 
     rows: tuple[int, ...]
@@ -49,8 +50,8 @@ class Draw:
     def scaled(self, logits: torch.Tensor, peaks: torch.Tensor, sound: torch.Tensor) -> torch.Tensor:
         """The rows' logits ``[n, vocab]``, a copy that is overwritten, made ready for ``choose``.
 
-        Relative to ``peaks`` ``[n, 1]``, so that a small temperature cannot overflow upwards; then divided by temperature.
-        Zeros where ``sound`` ``[n, 1]`` is False.
+        Relative to ``peaks`` ``[n, 1]``, so that a small temperature cannot overflow upwards; then divided by
+        temperature. Zeros where ``sound`` ``[n, 1]`` is False.
         """
         return logits.sub_(peaks).div_(_wide(self.temperature)).masked_fill_(~sound, 0.0)
 

@@ -18,7 +18,7 @@ _ID_BITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class LogprobsPlan:
-    """Which rows ask (``rows``; ``index``: the same on the device), and for the most likely tokens of how many at most."""
+    """Which rows ask (``rows``; ``index``: the same on the device), and for how many of the most likely tokens."""
 
     rows: tuple[int, ...]
     index: Column
@@ -31,7 +31,8 @@ class LogprobsPlan:
     def best(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and values ``[m, n_top]``, the best first and of equals the lowest id.
 
-        The smallest of the whole numbers (-value, id): as values are at most 0, the bits of their magnitude are in order.
+        The smallest of the whole numbers (-value, id): as values are at most 0, the bits of their magnitude are in
+        order.
         """
         if not self.n_top:
             empty = values.new_empty(values.shape[0], 0)

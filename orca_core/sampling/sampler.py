@@ -37,8 +37,8 @@ class _Choice:
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """One token for each row of ``logits`` (float32 ``[n, vocab]``, any device, not modified).
 
-    What the rows ask for goes down in one copy and what was chosen comes up in one; only a filter that keeps more tokens
-    than were looked at needs a second round. A batch of greedy rows costs one argmax. A row that is unsound (see
+    What the rows ask for goes down in one copy and what was chosen comes up in one; only a filter that keeps more
+    tokens than were looked at needs a second round. A batch of greedy rows costs one argmax. A row that is unsound (see
     ``SampledToken``) disturbs no other.
     """
     if not rows:
