@@ -51,6 +51,10 @@ def test_is_frozen() -> None:
         ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 8}}, "engine.n_slots", "engine.block_size (16)"),
+        ({"engine": {"n_slots": 200}, "replicas": {"num_gpus": 1}}, "engine.n_slots", "engine.block_size (256)"),
+        ({"engine": {"block_size": 0}}, "engine.block_size", "must be auto or an integer"),
+        ({"engine": {"block_size": 16}, "replicas": {"num_gpus": 1}}, "engine.block_size", "multiple of 256"),
+        ({"engine": {"block_size": 128, "device": "cuda"}, "replicas": {"num_gpus": 1}}, "engine.block_size", "256"),
         ({"engine": {"device": "tpu"}}, "engine.device", "'auto', 'cpu' or 'cuda'"),
         ({"engine": {"device": "cuda"}}, "replicas.num_gpus", "above 0"),
         ({"engine": {"device": "cpu"}, "replicas": {"num_gpus": 1}}, "replicas.num_gpus", "must be 0"),
@@ -99,6 +103,13 @@ def test_empty_sections_are_defaults() -> None:
 def test_model_id_from_source(source: str, model_id: str) -> None:
     assert AppConfig.parse({"model": {"source": source}}).model.id == model_id
     assert AppConfig.parse({"model": {"source": source, "id": "mine"}}).model.id == "mine"
+
+
+def test_a_block_has_the_size_its_device_takes() -> None:
+    assert AppConfig().engine_config().block_size_on("cpu") == 16
+    config = AppConfig.parse({"engine": {"block_size": 512, "cuda_graphs": False}, "replicas": {"num_gpus": 1}})
+    assert config.engine_config().block_size_on("cuda") == 512
+    assert not config.engine_config().cuda_graphs
 
 
 def test_engine_config_carries_everything() -> None:
