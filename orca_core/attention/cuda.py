@@ -77,8 +77,10 @@ class VarlenTables:
 class VarlenAttention:
     """``AttentionBackend`` that computes increments and pieces of prompts in one call a layer.
 
-    ``num_splits`` is always 1: a row's attention then does not depend on its batch (torch documents it as bit for bit),
-    which seeds and resumed streams lean on. It costs speed where few requests have long contexts.
+    ``num_splits`` is always 1. More, and torch's own choice, give wrong rows with a block table in torch 2.13
+    (pytorch/pytorch#194167, pytorch/torchtitan#3235). And with 1 a row's attention does not depend on its batch, bit
+    for bit as torch documents it, which seeds and resumed streams lean on. It costs speed where few requests have long
+    contexts.
     """
 
     def __init__(self, block_size: int, device: torch.device, varlen: VarlenFunction = varlen_attn) -> None:
