@@ -11,13 +11,15 @@ import torch
 from orca_core.sampling.changes import Changes
 from orca_core.sampling.draw import Draw, plan_draw, plan_filtered_draw
 from orca_core.sampling.logprobs import LogprobsPlan, plan_logprobs, raw_logprobs
-from orca_core.sampling.rows import SampledToken, SamplingRow
+from orca_core.sampling.rows import RawLogprobs, SampledToken, SamplingRow
 from orca_core.staging import Upload, read_back
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Where the rows stand, on the device: ids ``[n]``; ``sound`` ``[n]``; ``complete`` ``[m]``, of filtered rows."""
+    """Where the rows stand, on the device: changed logits ``[n, vocab]``; chosen ids ``[n]``; ``peaks`` ``[n, 1]``, the
+    largest logits; ``sound`` ``[n, 1]``.
+    """
 
     logits: torch.Tensor
     chosen: torch.Tensor
@@ -95,11 +97,10 @@ class _Found:
     top_values: np.ndarray
 
     def tokens(self, rows: Sequence[SamplingRow], asked: LogprobsPlan | None) -> list[SampledToken]:
-        logprobs = {
-            i: raw_logprobs(rows[i], (int(self.chosen[i]), float(self.chosen_logprobs[m])), *top)
-            for m, (i, *top) in enumerate(zip(asked.rows, self.top_ids, self.top_values, strict=True))
-            if self.sound[i]
-        } if asked else {}  # fmt: skip
+        logprobs: dict[int, RawLogprobs] = {}
+        for m, i in enumerate(() if asked is None else asked.rows):
+            chosen = (int(self.chosen[i]), float(self.chosen_logprobs[m]))
+            logprobs[i] = raw_logprobs(rows[i], chosen, self.top_ids[m], self.top_values[m])
         return [
             SampledToken(int(token_id), True, logprobs.get(i)) if ok else SampledToken(0, ok=False)
             for i, (token_id, ok) in enumerate(zip(self.chosen.tolist(), self.sound.flat, strict=True))
