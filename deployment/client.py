@@ -75,6 +75,9 @@ class _Client:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceededError(timeout_s or 0.0)
         status_bytes = trailers.get(STATUS_DETAILS_KEY)
+        if code is grpc.StatusCode.CANCELLED and "RST_STREAM" in details:
+            # nobody cancelled: a proxy says so when the ingress behind it has died
+            return UnavailableError("the connection to the service was lost")
         if code is grpc.StatusCode.UNAVAILABLE and status_bytes is None and "connect" in details.lower():
             return UnavailableError(f"no server answers at {self.address}")
         if code is grpc.StatusCode.NOT_FOUND and status_bytes is None and "Application metadata" in details:

@@ -17,9 +17,9 @@ _MAX_LOGPROBS: Final = int(SAMPLING_RANGES["logprobs"].high)
 
 
 class Section(BaseModel):
-    """Frozen, strict about names and about numbers that are not finite."""
+    """Frozen, strict about names, types ("16" is no integer) and numbers that are not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelSection(Section):

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import logging
 import math
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -138,8 +139,8 @@ def http_error(error: BaseException, request_id: str, field_names: Mapping[str, 
     message, param, code = str(shown), None, shown.code
     if isinstance(shown, InvalidRequestError):
         param = (field_names or {}).get(shown.field, shown.field)
-        if message.startswith(f"{shown.field}: "):
-            message = f"{param}: {shown.reason}"
+        for ours, theirs in (field_names or {}).items():
+            message = re.sub(rf"\b{ours}\b", theirs, message)
     elif isinstance(shown, NotFoundError) and shown.kind == "model":
         param, code = "model", "model_not_found"
     headers = {}

@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from deployment.errors import grpc_status
@@ -79,7 +81,7 @@ class GrpcMethods(Service):
         exception, and an exception takes the code and the details but not the trailers.
         """
         try:
-            call = call_from_pb(arrived.message, _timeout_s(grpc_context))
+            call = call_from_pb(_readable(arrived.message), _timeout_s(grpc_context))
             async with aclosing(self.generate(call)) as chunks:
                 async for served in chunks:
                     yield chunk_to_pb(served)
@@ -93,7 +95,7 @@ class GrpcMethods(Service):
     ) -> pb.CompleteResponse:
         """Unary: the whole result. A client that leaves cancels the generation."""
         try:
-            call = call_from_pb(request, _timeout_s(grpc_context))
+            call = call_from_pb(_readable(request), _timeout_s(grpc_context))
             async with aclosing(self.generate(call)) as chunks:
                 return result_to_pb([served async for served in chunks])
         except Exception as error:
@@ -102,7 +104,7 @@ class GrpcMethods(Service):
     async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
         """Unary: cancel by the client's own request id."""
         try:
-            if not request.request_id:
+            if not _readable(request).request_id:
                 raise InvalidRequestError("request_id", "must not be empty")
             return pb.CancelResponse(outcome=OUTCOMES[await self.cancel(request.request_id)])
         except Exception as error:
@@ -113,7 +115,7 @@ class GrpcMethods(Service):
     ) -> pb.TokenizeResponse:
         """Unary: the ids a prompt would have."""
         try:
-            token_ids = await self.tokenize(request.text)
+            token_ids = await self.tokenize(_readable(request).text, request.model)
             return pb.TokenizeResponse(token_ids=token_ids, count=len(token_ids))
         except Exception as error:
             return _failed(grpc_context, error, "", pb.TokenizeResponse)
@@ -123,7 +125,7 @@ class GrpcMethods(Service):
     ) -> pb.DetokenizeResponse:
         """Unary: the text of token ids."""
         try:
-            text = await self.detokenize(tuple(request.token_ids))
+            text = await self.detokenize(tuple(_readable(request).token_ids), request.model)
             return pb.DetokenizeResponse(text=text, count=len(request.token_ids))
         except Exception as error:
             return _failed(grpc_context, error, "", pb.DetokenizeResponse)
@@ -133,6 +135,7 @@ class GrpcMethods(Service):
     ) -> pb.GetModelResponse:
         """Unary: the served model."""
         try:
+            _readable(request)
             return model_to_pb(await self.model())
         except Exception as error:
             return _failed(grpc_context, error, "", pb.GetModelResponse)
@@ -142,6 +145,7 @@ class GrpcMethods(Service):
     ) -> pb.GetStatusResponse:
         """Unary: replicas with their load, asked now."""
         try:
+            _readable(request)
             return status_to_pb(await self.status())
         except Exception as error:
             return _failed(grpc_context, error, "", pb.GetStatusResponse)
@@ -176,12 +180,14 @@ class GrpcMethods(Service):
 
 
 def add_orca_service(servicer: Any, server: Any) -> None:
-    """What ``grpc_options.grpc_servicer_functions`` names: the generated registration, with ``Generate`` stamped."""
+    """What ``grpc_options.grpc_servicer_functions`` names: the generated registration, with readers of our own."""
     orca_pb2_grpc.add_OrcaServiceServicer_to_server(servicer, _Stamping(server))  # type: ignore[no-untyped-call]
 
 
 class _Stamping:
-    """A gRPC server to register with that lets ``Generate`` know where its request was read."""
+    """A gRPC server to register with: bytes that are no message reach the method, which knows what to answer, and
+    ``Generate`` knows where its request was read.
+    """
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -192,14 +198,48 @@ class _Stamping:
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         import grpc
 
-        generate = handlers["Generate"]
-        stamped = {**handlers, "Generate": generate._replace(request_deserializer=_arrived)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, stamped),))
-        self._server.add_registered_method_handlers(service, stamped)
+        ours = {name: h._replace(request_deserializer=_Reader(h.request_deserializer)) for name, h in handlers.items()}
+        generate = ours["Generate"]
+        ours["Generate"] = generate._replace(request_deserializer=_Stamp(generate.request_deserializer))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, ours),))
+        self._server.add_registered_method_handlers(service, ours)
 
 
-def _arrived(data: bytes) -> Arrived:
-    return Arrived(pb.GenerateRequest.FromString(data), os.getpid())
+class Unreadable(NamedTuple):
+    """In place of a message: the bytes were none."""
+
+    request_id: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Bytes to a message or ``Unreadable``; gRPC's own answer would be a status that blames the server."""
+
+    parse: Callable[[bytes], Any]
+
+    def __call__(self, data: bytes) -> Any:
+        try:
+            return self.parse(data)
+        except DecodeError:
+            return Unreadable()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """Adds the process in which a message was read."""
+
+    parse: Callable[[bytes], Any]
+
+    def __call__(self, data: bytes) -> Arrived:
+        return Arrived(self.parse(data), os.getpid())
+
+
+def _readable(message: _M) -> _M:
+    """The message itself. Raises ``InvalidRequestError`` for bytes that were none."""
+    if isinstance(message, Unreadable):
+        raise InvalidRequestError("request", "is not a message of orca.v1")
+    return message
 
 
 def _timeout_s(context: RpcContext) -> float | None:

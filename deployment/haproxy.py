@@ -5,20 +5,28 @@ for the answer, so ``option abortonclose`` never sees the client's FIN: a reques
 for nobody. ``-dS`` turns splicing off; the answers of a language model are small. Serve runs what
 ``RAY_SERVE_HAPROXY_BINARY_PATH`` names in place of its own; ``orca-serve up`` sets it, and so must the nodes of a
 cluster on which Serve is started in another way.
+
+The page HAProxy answers with when no ingress does is replaced as well: Serve's says 500 in plain text, which gRPC
+clients read as UNKNOWN. Ours is a 503 with an OpenAI error object, which they read as UNAVAILABLE.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 import secrets
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from deployment.errors import http_error
 from orca_core.errors import UnavailableError
 
 _HAPROXY_PORTS: Final = (
@@ -32,6 +40,13 @@ COMMAND: Final = "orca-haproxy"
 OWNED_VARIABLE: Final = "ORCA_HAPROXY_ENDS_WITH_PARENT"
 """Set to 1 by ``up`` for a Ray of its own: should that be killed, HAProxy must not go on with its ports."""
 
+MAX_CALLS_PER_CONNECTION: Final = 4096
+"""Of HTTP/2. Serve's default is 100; the next call of a client would wait in silence until one of them ends."""
+
+CALL_LIMITS: Final = {
+    f"RAY_SERVE_HAPROXY_H2_{end}_MAX_CONCURRENT_STREAMS": str(MAX_CALLS_PER_CONNECTION) for end in ("FE", "BE")
+}
+_ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
 _N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
 _RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
 _TRIES: Final = 50
@@ -45,6 +60,7 @@ def main() -> None:
 
     if os.environ.get(OWNED_VARIABLE) == "1":
         _end_with_parent()
+    write_error_pages(sys.argv[1:])
     binary = str(get_haproxy_binary())
     os.execv(binary, command_line(binary, sys.argv[1:]))  # noqa: S606 - no shell is meant
 
@@ -53,6 +69,25 @@ def _end_with_parent() -> None:
     """Let the kernel send SIGTERM when the parent dies; it holds across exec. Linux only, elsewhere nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def write_error_pages(arguments: Sequence[str]) -> None:
+    """Put our page in every ``errorfile`` of the configurations that follow ``-f`` in HAProxy's arguments."""
+    for flag, value in pairwise(arguments):
+        if flag == "-f" and Path(value).is_file():
+            for page in set(_ERROR_FILE.findall(Path(value).read_text())):
+                Path(page).write_bytes(unavailable_page())
+
+
+def unavailable_page() -> bytes:
+    """A whole HTTP response: 503, Retry-After, and an OpenAI error object."""
+    error = UnavailableError("no ingress of the service answers")
+    body = json.dumps(http_error(error, "").body).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nCache-Control: no-cache\r\n"
+        f"Retry-After: 1\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 def command_line(binary: str, arguments: list[str]) -> list[str]:
@@ -72,7 +107,8 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
     ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
     """
     ports = _free_ports(len(_HAPROXY_PORTS))
-    http, grpc = free_range(_N_INGRESS_PORTS), free_range(_N_INGRESS_PORTS)
+    both = free_range(2 * _N_INGRESS_PORTS)  # one range, cut in two: two might be the same
+    http, grpc = both[:_N_INGRESS_PORTS], both[_N_INGRESS_PORTS:]
     home = f"{folder}/haproxy"
     return {
         **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},
@@ -83,6 +119,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
         # how long an actor lingers for balancers that learn late of its end: ours learns at once
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        **CALL_LIMITS,
         OWNED_VARIABLE: "1",
         # an ingress takes the first free port of these; gRPC listens with SO_REUSEPORT, which calls a port free that
         # another Serve's ingress has, and the kernel would then share our clients out between the two

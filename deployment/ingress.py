@@ -147,12 +147,17 @@ class Ingress(GrpcMethods):
 
     async def check(self, calls: list[GenerationCall]) -> None:
         """See ``Service.check``."""
+        demand = 0
         for call in calls:
             live = self._new_live(call)
             try:
-                await self._prepare(call, live)
+                demand += (await self._prepare(call, live)).total_tokens
             except Exception as error:
                 raise self._explain(error, live) from None
+        room = sum(report.load.n_slots + self._limits.max_waiting_slots for report in self._known.reports)
+        if demand > room:
+            reason = f"{len(calls)} choices need {demand} slots together, and all replicas with their lines have {room}"
+            raise InvalidRequestError("n", reason)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. The replicas know the clients' ids: it may be what another ingress started."""
@@ -162,12 +167,14 @@ class Ingress(GrpcMethods):
             live.cancel()
         return CancelOutcome.CANCELLED if here else outcome
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, model: str = "") -> list[int]:
         """See ``Service.tokenize``."""
+        self._preparation.check_model(model)
         return await self._preparation.encode(text)
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], model: str = "") -> str:
         """See ``Service.detokenize``."""
+        self._preparation.check_model(model)
         vocab_size = (await self.model()).vocab_size
         if any(not 0 <= token_id < vocab_size for token_id in token_ids):
             raise InvalidRequestError("token_ids", f"token ids must be integers from 0 to {vocab_size - 1}")

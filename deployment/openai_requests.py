@@ -16,16 +16,13 @@ from typing import Any, Final, NoReturn
 
 from deployment.config_sections import LimitsSection
 from deployment.openai_fields import boolean, integer, number, refuse_unsupported, text_value, token_id_list
-from deployment.serving import ChatMessage, GenerationCall
+from deployment.serving import ROLES, ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError
 from orca_core.params import MAX_SEED, SamplingParams
 
 FIELD_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Our name of a field -> its name at this face."""
 
-_ROLES: Final[Mapping[str, str]] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-}  # fmt: skip
 _TOKEN_ID: Final = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -68,8 +65,8 @@ def parse_completion(
     """The calls of a ``/v1/completions`` body. Raises ``InvalidRequestError`` naming the field."""
     refuse_unsupported(body, chat=False)
     n = _count(body, limits)
-    if (integer(body, "best_of") or n) > n:
-        raise InvalidRequestError("best_of", "is not supported above n")
+    if integer(body, "best_of") not in (None, n):
+        raise InvalidRequestError("best_of", f"must be n, here {n}: choosing among more is not supported")
     prompts = _prompts(body.get("prompt"))
     if len(prompts) * n > limits.max_choices:
         raise InvalidRequestError("n", f"{len(prompts)} prompts times n {n} is above the limit of {limits.max_choices}")
@@ -233,14 +230,14 @@ def _message(value: Any, where: str) -> ChatMessage:
     if not isinstance(value, Mapping):
         raise InvalidRequestError(where, "must be an object with role and content")
     role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise InvalidRequestError(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequestError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     if value.get("tool_calls") or value.get("function_call"):
         raise InvalidRequestError(f"{where}.tool_calls", "is not supported")
     content = value.get("content")
     if isinstance(content, list):
-        return ChatMessage(_ROLES[role], "\n".join(_part(part, f"{where}.content") for part in content))
-    return ChatMessage(_ROLES[role], text_value(content, f"{where}.content"))
+        return ChatMessage(role, "\n".join(_part(part, f"{where}.content") for part in content))
+    return ChatMessage(role, text_value(content, f"{where}.content"))
 
 
 def _part(value: Any, where: str) -> str:

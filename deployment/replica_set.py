@@ -77,13 +77,25 @@ class ServeReplicaSet:
         return CancelOutcome.NOT_FOUND
 
     async def _broadcast(self, method: str, kind: type[_T], *args: object) -> list[_T]:
-        """Answers of ``kind`` from the replicas that give one in time."""
+        """Answers of ``kind`` from the replicas that give one in time; one that hangs holds up nobody's answer."""
         from ray.serve.exceptions import DeploymentUnavailableError
 
         try:
-            response = self._handle.broadcast(method, *args)
-            results = await response.results_async(timeout_s=BROADCAST_TIMEOUT_S, return_exceptions=True)
+            asked = self._handle.broadcast(method, *args)
+            # the public results_async gives all answers or none
+            results = await asyncio.wait_for(asked._fetch_replica_results_async(), BROADCAST_TIMEOUT_S)  # noqa: SLF001
         except (DeploymentUnavailableError, TimeoutError) as error:
             _log.warning("no replica answered %s: %s", method, type(error).__name__)
             return []
-        return [result for result in results if isinstance(result, kind)]
+        answers = await asyncio.gather(*(self._answer(method, result) for result in results))
+        return [answer for answer in answers if isinstance(answer, kind)]
+
+    @staticmethod
+    async def _answer(method: str, result: Any) -> object:
+        """What one replica says, or ``None``."""
+        try:
+            return await asyncio.wait_for(result.get_async(), BROADCAST_TIMEOUT_S)
+        except Exception as error:  # whatever became of that replica, the others have answered
+            _log.warning("a replica did not answer %s: %s", method, type(error).__name__)
+            result.cancel()
+            return None

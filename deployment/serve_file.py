@@ -32,6 +32,23 @@ _DOCUMENT_KEYS: Final = (
 )  # fmt: skip
 
 
+_APPLICATION_KEYS: Final = (
+    "name", "route_prefix", "import_path", "runtime_env", "host", "port", "deployments", "autoscaling_policy", "args",
+    "logging_config", "external_scaler_enabled",
+)  # fmt: skip
+_OPTION_KEYS: Final = {
+    "http_options": (
+        "host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s", "ssl_keyfile", "ssl_certfile",
+        "ssl_keyfile_password", "ssl_ca_certs",
+    ),
+    "grpc_options": ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection"),
+}  # fmt: skip
+SERVICERS: Final = (
+    "deployment.grpc_api.add_orca_service", "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)  # fmt: skip
+"""What ``grpc_options.grpc_servicer_functions`` must name: our service, and the standard health service beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeFile:
     """A validated Serve config file. ``document``: the plain mapping Serve takes; never changed in place."""
@@ -108,10 +125,15 @@ def packaged_config_names() -> tuple[str, ...]:
 
 
 def load_serve_file(source: str | Path) -> ServeFile:
-    """Read and validate a Serve config file: a path, or the name of a packaged config. Raises ``ConfigError``."""
+    """Read and validate a Serve config file: a path, or the name of a packaged config, with or without .yaml.
+
+    Raises ``ConfigError``.
+    """
     path = Path(source)
-    if not path.exists() and str(source) in packaged_config_names():
-        return parse_serve_text(packaged_config(str(source)))
+    if not path.exists():
+        for name in (str(source), f"{source}.yaml"):
+            if name in packaged_config_names():
+                return parse_serve_text(packaged_config(name))
     try:
         return parse_serve_text(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -153,6 +175,9 @@ def serve_file(document: dict[str, Any]) -> ServeFile:
     if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
         raise ConfigError("applications", "must be a list with one application")
     application = applications[0]
+    for key in application:
+        if key not in _APPLICATION_KEYS:
+            raise unknown_key(f"{APP_PATH}.{key}", str(key), list(_APPLICATION_KEYS))
     if application.get("import_path") != IMPORT_PATH:
         raise ConfigError(f"{APP_PATH}.import_path", f"must be {IMPORT_PATH}")
     args = application.get("args")
@@ -160,6 +185,7 @@ def serve_file(document: dict[str, Any]) -> ServeFile:
         raise ConfigError(f"{APP_PATH}.args", "must be a mapping")
     for name in ("http_options", "grpc_options"):
         _check_port(document, name)
+    _check_servicers(document)
     app = AppConfig.parse(args)
     _check_by_serve(document)
     return ServeFile(document, app)
@@ -171,9 +197,20 @@ def _check_port(document: dict[str, Any], name: str) -> None:
         return
     if not isinstance(options, dict):
         raise ConfigError(name, "must be a mapping")
+    for key in options:  # Serve ignores what it does not know
+        if key not in _OPTION_KEYS[name]:
+            raise unknown_key(f"{name}.{key}", str(key), list(_OPTION_KEYS[name]))
     port = options.get("port")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535):
         raise ConfigError(f"{name}.port", "must be an integer from 1 to 65535")
+
+
+def _check_servicers(document: dict[str, Any]) -> None:
+    """GRPC answers UNIMPLEMENTED to everything whose servicer is not named, and Serve says nothing."""
+    options = document.get("grpc_options")
+    named = options.get("grpc_servicer_functions") if options else None
+    if options and SERVICERS[0] not in (named or ()):
+        raise ConfigError("grpc_options.grpc_servicer_functions", f"must list {' and '.join(SERVICERS)}")
 
 
 def _check_by_serve(document: dict[str, Any]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from orca_core.types import CancelOutcome, GenerationChunk, Load, ModelInfo, SamplingParams
+
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+}  # fmt: skip
+"""Roles of a chat message, the same for every face -> what the chat template is told. Templates write a role as it is:
+any other text could spell a control token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,11 @@ class Service(Protocol):
         """Cancel every live request of that client id, wherever it runs."""
         ...
 
-    async def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, as a prompt would be encoded."""
+    async def tokenize(self, text: str, model: str = "") -> list[int]:
+        """Token ids of a text, as a prompt would be encoded. ``model``: what the client calls it, empty = the one."""
         ...
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], model: str = "") -> str:
         """Text of token ids."""
         ...
 

@@ -27,7 +27,8 @@ class Range:
         return (value > self.low if self.low_open else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
-        return f"{'(' if self.low_open else '['}{self.low:g}, {self.high:g}]"
+        low, high = (str(int(end)) if end == int(end) else f"{end:g}" for end in (self.low, self.high))
+        return f"{'(' if self.low_open else '['}{low}, {high}]"
 
 
 SAMPLING_RANGES: Final[Mapping[str, Range]] = {

@@ -24,7 +24,7 @@ from ray.serve.schema import ApplicationStatus
 from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
 from deployment.haproxy import own_environment
-from deployment.serve_file import ServeFile
+from deployment.serve_file import SERVICERS, ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
 from orca_core.source import resolve_source
 
@@ -153,6 +153,7 @@ class Launcher:
         document = self._file.document
         http_options = {**(document.get("http_options") or {}), "host": self._file.host, "port": self._file.http_port}
         grpc_options = {**(document.get("grpc_options") or {}), "port": self._file.grpc_port}
+        grpc_options.setdefault("grpc_servicer_functions", list(SERVICERS))
         try:
             serve.start(
                 proxy_location=document.get("proxy_location", "HeadOnly" if self._address is None else "EveryNode"),

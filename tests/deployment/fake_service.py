@@ -101,10 +101,10 @@ class FakeService:
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         return CancelOutcome.NOT_FOUND
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, model: str = "") -> list[int]:
         return [ord(character) for character in text]
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], model: str = "") -> str:
         return "".join(chr(65 + token_id) for token_id in token_ids)
 
     async def model(self) -> ModelInfo:

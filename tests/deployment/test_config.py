@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from deployment import serve_file as serve_file_module
 from deployment.config import AppConfig
 from deployment.serve_file import (
     load_app_config,
@@ -192,3 +193,30 @@ def test_missing_file(tmp_path: Path) -> None:
         load_serve_file(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot read"):
         load_serve_file(tmp_path)
+
+
+def test_the_known_options_are_those_of_serve() -> None:
+    """Serve ignores what it does not know; our lists must follow it."""
+    from ray.serve import schema
+
+    for name, kind in (("http_options", schema.HTTPOptionsSchema), ("grpc_options", schema.gRPCOptionsSchema)):
+        assert set(serve_file_module._OPTION_KEYS[name]) == set(kind.model_fields)
+    assert set(serve_file_module._APPLICATION_KEYS) == set(schema.ServeApplicationSchema.model_fields)
+
+
+@pytest.mark.parametrize(("old", "new", "field"), [
+    ("  host:", "  hots:", "http_options.hots"),
+    ("    route_prefix:", "    rout_prefix:", "applications.0.rout_prefix"),
+    ("    - deployment.grpc_api.add_orca_service\n", "", "grpc_options.grpc_servicer_functions"),
+    ("max_batch_size: 16", 'max_batch_size: "16"', "engine.max_batch_size"),
+])  # fmt: skip
+def test_what_serve_would_swallow(old: str, new: str, field: str) -> None:
+    text = packaged_config("local-cpu.yaml")
+    assert old in text
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_text(text.replace(old, new))
+    assert caught.value.field == field
+
+
+def test_a_packaged_config_needs_no_suffix() -> None:
+    assert load_serve_file("local-cpu") == load_serve_file("local-cpu.yaml")

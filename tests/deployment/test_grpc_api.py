@@ -60,10 +60,10 @@ class Methods(GrpcMethods):
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         return CancelOutcome(client_request_id)
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, model: str = "") -> list[int]:
         return list(text.encode())
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], model: str = "") -> str:
         return bytes(token_ids).decode()
 
     async def model(self) -> ModelInfo:
@@ -325,3 +325,25 @@ async def test_the_registration_stamps_generate_alone() -> None:
 def test_bad_requests_say_which_field() -> None:
     with pytest.raises(InvalidRequestError, match="top_k"):
         call_from_pb(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(top_k=-1)), None)
+
+
+@pytest.mark.parametrize(
+    "method", ["Generate", "Complete", "Cancel", "Tokenize", "Detokenize", "GetModel", "GetStatus"]
+)
+async def test_bytes_that_are_no_message(method: str) -> None:
+    """Wire type 7 does not exist. gRPC's own answer would be UNKNOWN, with a word on our insides."""
+    server = grpc.aio.server()
+    add_orca_service(Methods(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            path = f"/{grpc_api.SERVICE_NAME}/{method}"
+            call = channel.unary_stream(path) if method == "Generate" else channel.unary_unary(path)
+            answer = call(b"\xff\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await (anext(aiter(answer)) if method == "Generate" else answer)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "request: is not a message of orca.v1"
+    finally:
+        await server.stop(None)

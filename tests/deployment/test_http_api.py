@@ -180,7 +180,10 @@ async def test_content_parts_and_roles(client: httpx.AsyncClient, service: FakeS
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
     await client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
-    assert [(m.role, m.content) for m in service.calls[0].messages or ()] == [("system", "be brief"), ("user", "a\nb")]
+    assert [(m.role, m.content) for m in service.calls[0].messages or ()] == [
+        ("developer", "be brief"),
+        ("user", "a\nb"),
+    ]
 
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -214,6 +217,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"n": 65}, "n"),
     ({"n": 33, "prompt": ["a", "b"]}, "n"),
     ({"best_of": 2}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"best_of": -1}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 1, "echo": True}, "logprobs"),

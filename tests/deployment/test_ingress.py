@@ -26,7 +26,9 @@ from orca_core.types import CancelOutcome, FinishReason, SamplingParams
 from tests.deployment.serving_fakes import INFO, ByteTokenizer, FakeReplicas
 
 FEW = SamplingParams(max_new_tokens=3)
-CONFIG = AppConfig.parse({"model": {"id": "our-name"}, "limits": {"max_prompt_bytes": 100, "max_stop_strings": 2}})
+CONFIG = AppConfig.parse(
+    {"model": {"id": "our-name"}, "limits": {"max_prompt_bytes": 100, "max_stop_strings": 2, "max_waiting_slots": 640}}
+)
 
 
 class Clock:
@@ -149,12 +151,26 @@ async def test_bad_input_leaves_an_open_stream_alone(ingress: Ingress, replicas:
     assert [served.chunk.text async for served in stream] == ["t1 ", "t2 "]
 
 
-@pytest.mark.parametrize("role", ["", "User", "user\n", "user<|im_end|>", "a b", "x" * 40])
-async def test_a_role_is_a_plain_word(ingress: Ingress, replicas: FakeReplicas, role: str) -> None:
+@pytest.mark.parametrize("role", ["", "User", "user\n", "user<|im_end|>", "a b", "tool", "root"])
+async def test_a_role_is_one_of_few(ingress: Ingress, replicas: FakeReplicas, role: str) -> None:
     """Whatever else it holds could end its turn in the template and speak as somebody else."""
-    with pytest.raises(InvalidRequestError, match="plain word"):
+    with pytest.raises(InvalidRequestError, match="one of system"):
         await read(ingress, a_call(prompt=None, messages=(ChatMessage(role, "hi"),)))
     assert not replicas.streams
+
+
+async def test_a_developer_speaks_as_the_system(ingress: Ingress, replicas: FakeReplicas) -> None:
+    await read(ingress, a_call(prompt=None, messages=(ChatMessage("developer", "hi"),)))
+    assert bytes(replicas.streams[0].request.token_ids) == b"<system>hi"
+
+
+async def test_choices_that_can_never_wait_together_are_refused(ingress: Ingress, replicas: FakeReplicas) -> None:
+    """A 429 would promise that it helps to come back."""
+    room = INFO.n_slots + CONFIG.limits.max_waiting_slots
+    call = a_call(prompt="ab", sampling=SamplingParams(max_new_tokens=62))
+    await ingress.check([call] * (room // 64))
+    with pytest.raises(InvalidRequestError, match=f"need {room + 64} slots together, .* have {room}"):
+        await ingress.check([call] * (room // 64 + 1))
 
 
 async def test_a_chat_of_a_million_messages_is_refused_unread(ingress: Ingress, replicas: FakeReplicas) -> None:
@@ -354,3 +370,6 @@ async def test_tokens_and_text(ingress: Ingress) -> None:
         await ingress.detokenize((1000,))
     with pytest.raises(PayloadTooLargeError):
         await ingress.tokenize("x" * 101)
+    for attempt in (ingress.tokenize("a", "other"), ingress.detokenize((97,), "other")):
+        with pytest.raises(NotFoundError):
+            await attempt

@@ -23,6 +23,8 @@ from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 10.0
+MARK = "ORCA_TEST_RUN"
+"""Environment variable that tells the processes of one service from all others."""
 CONFIG = """
 grpc_options:
   grpc_servicer_functions:
@@ -46,6 +48,18 @@ def free_ports(n: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Ids and command lines of the processes that were started, by whatever way, from the one with this mark."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:
+            continue  # it ended while we looked
+    return found
 
 
 @dataclass

@@ -15,22 +15,9 @@ import httpx
 import pytest
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from tests.e2e.conftest import STOP_TIMEOUT_S, start
+from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, marked_processes, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
-MARK = "ORCA_TEST_RUN"
-
-
-def marked_processes(mark: str) -> dict[int, str]:
-    """Ids and command lines of the processes that were started, by whatever way, from the one with this mark."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except OSError:
-            continue  # it ended while we looked
-    return found
 
 
 def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Processes of the service that freeze or die, as the clients see it. A service of its own, since it breaks it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+
+import grpc
+import httpx
+import pytest
+
+from deployment.client import OrcaClient
+from deployment.pb.orca.v1 import orca_pb2 as pb
+from orca_core.errors import UnavailableError
+from tests.e2e.conftest import MARK, Server, marked_processes, start, stop
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+LONG = pb.Sampling(max_new_tokens=500, ignore_eos=True)
+RECOVERY_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, str]]:
+    mark = uuid.uuid4().hex
+    running = start(tmp_path_factory.mktemp("faults"), "throughput", {MARK: mark})
+    yield running, mark
+    assert stop(running) == 0
+    assert marked_processes(mark) == {}
+
+
+def process_of(mark: str, deployment: str) -> int:
+    """Id of one actor of a deployment."""
+    return next(pid for pid, command in marked_processes(mark).items() if f":{deployment}" in command)
+
+
+def test_many_calls_share_a_connection(marked: tuple[Server, str]) -> None:
+    """HTTP/2 bounds the calls of a connection; beyond the bound a call waits, and nobody tells its client."""
+    server, _ = marked
+    streams = [server.stub.Generate(pb.GenerateRequest(prompt="x", sampling=LONG), timeout=120) for _ in range(150)]
+    try:
+        deadline = time.monotonic() + RECOVERY_S
+        while sum(load.running + load.waiting for load in server.loads()) < len(streams):
+            assert time.monotonic() < deadline, f"some never arrived: {server.loads()}"
+    finally:
+        for stream in streams:
+            stream.cancel()
+    server.settle()
+
+
+def test_a_frozen_replica_hides_no_other(marked: tuple[Server, str]) -> None:
+    server, mark = marked
+    replica = process_of(mark, "Replica")
+    os.kill(replica, signal.SIGSTOP)
+    try:
+        time.sleep(0.6)  # the answers of before are not good enough for a probe any more
+        assert httpx.get(f"http://127.0.0.1:{server.http_port}/readyz", timeout=20).status_code == 200
+        assert len(server.loads()) == 1
+    finally:
+        os.kill(replica, signal.SIGCONT)
+    server.settle()
+
+
+def test_an_ingress_that_dies(marked: tuple[Server, str]) -> None:
+    """Streams end with an error that asks to come back; so do new requests, until another ingress serves."""
+    server, mark = marked
+    with OrcaClient(server.target) as client:
+        stream = client.generate("Once upon a time", max_new_tokens=500, ignore_eos=True)
+        next(stream)
+        os.kill(process_of(mark, "Ingress"), signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            list(stream)
+    deadline = time.monotonic() + RECOVERY_S
+    statuses = set()
+    while time.monotonic() < deadline:
+        answer = None
+        with suppress(httpx.TransportError):
+            answer = httpx.get(f"http://127.0.0.1:{server.http_port}/readyz", timeout=20)
+        if answer is not None and answer.status_code == 200:
+            break
+        if answer is not None:
+            statuses.add((answer.status_code, answer.headers["content-type"]))
+        with suppress(grpc.RpcError):
+            server.stub.Complete(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(max_new_tokens=1)), timeout=20)
+        time.sleep(0.1)
+    else:
+        pytest.fail("no ingress took the place of the one that died")
+    assert statuses <= {(503, "application/json")}
+    server.settle()
