@@ -20,7 +20,7 @@ from orca_core.batch import Batch, Scheduled, build_batch
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
 from orca_core.executor import LoadedModel, ModelExecutor
-from orca_core.gpu import GpuLoading
+from orca_core.gpu import GpuLoading, choose_attention
 from orca_core.graphs import Computation, GraphRunner
 from orca_core.kv import KVManager, KVPool
 from orca_core.loader import load_engine_model
@@ -59,6 +59,24 @@ def varlen() -> VarlenAttention:
 def config(**changes: object) -> EngineConfig:
     settings = {"max_batch_size": 6, "max_batch_tokens": 40, "block_size": BLOCK, "device": "cpu", **changes}
     return EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+# ---- which attention
+
+
+@pytest.mark.parametrize(("dtype", "capability", "backend", "said"), [
+    ("bfloat16", (9, 0), VarlenAttention, ""), ("float16", (8, 0), VarlenAttention, ""),
+    ("float32", (9, 0), ReferenceAttention, "float32"), ("bfloat16", (7, 5), ReferenceAttention, "7.5"),
+])  # fmt: skip
+def test_what_torch_cannot_do_is_done_in_plain_torch_and_logged(
+    dtype: str, capability: tuple[int, int], backend: type, said: str, folder: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    assert type(choose_attention(load(folder, dtype), 256)) is backend
+    assert said in caplog.text
+    assert bool(caplog.records) == bool(said)
 
 
 # ---- memory and graphs while loading
