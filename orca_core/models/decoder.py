@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from orca_core.attention.base import AttentionBackend
+from orca_core.attention.base import AttentionBackend, AttentionSpec
 from orca_core.batch import Batch
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.config import ModelConfig
@@ -46,7 +46,7 @@ class Decoder:
         self.config = config
         self._weights = weights
         self._rope = RotaryTable(config, self.device)
-        self._scale = config.head_dim**-0.5
+        self._spec = AttentionSpec(config.head_dim**-0.5)
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +101,7 @@ class Decoder:
         x = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
         q, k, v = project_qkv(x, layer, config.n_heads, config.n_kv_heads, config.rms_norm_eps, rope)
         pool.write(index, batch.slots, k, v)
-        attended = attention.attend(index, q, pool, batch, self._scale)
+        attended = attention.attend(index, q, pool, batch, self._spec)
         return layer.output(attended.reshape(hidden.shape[0], -1))
 
 
