@@ -34,10 +34,9 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
     device = pick_device(config.device)
     source = resolve_source(config.model, config.revision)
     tokenizer = Tokenizer.load(source)
-    decoder = load_model(source, dtype=config.dtype, device=device)
+    decoder = load_model(source, dtype=config.dtype, device=device, max_model_len=config.max_model_len)
     attention = ReferenceAttention()
-    max_model_len = min(config.max_model_len or decoder.config.max_position_embeddings,
-                        decoder.config.max_position_embeddings)  # fmt: skip
+    max_model_len = decoder.config.max_position_embeddings
     budget = _kv_budget(config, decoder, attention, max_model_len)
     n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device))
     n_blocks = KVManager.blocks_needed(n_slots, config.block_size, config.max_batch_size)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from orca_core.errors import UnsupportedArchitectureError
+from orca_core.models.config import NormKind, QkNorm
+from orca_core.models.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,20 +17,37 @@ class Architecture:
     """What a checkpoint's architecture implies beyond its configuration.
 
     ``name``: as in ``architectures`` of a config.json. ``gguf_name``: ``general.architecture`` of a GGUF file.
-    ``qk_norm``: RMS norm over each head of q and k. ``default_head_dim``: where the configuration has none; ``None`` =
-    hidden_size / heads. ``gguf_permuted``: llama.cpp's converter reorders the rows of q and k for its own rope.
+    ``gguf_permuted``: llama.cpp's converter reorders the rows of q and k for its own rope. ``aliases``: other words
+    that its config.json has for a field. ``qkv_bias``: ``None`` = the configuration's ``attention_bias``. ``biases``:
+    every projection has one. The rest as in ``ModelConfig``, or (``default_…``) what holds where the configuration is
+    silent; ``default_head_dim`` ``None`` = hidden_size / heads. ``default_query_scalar``: the attention scale is
+    query_pre_attn_scalar^-0.5; ``None`` = there is no such field. ``softcaps``: those it has, with their defaults.
     """
 
     name: str
     gguf_name: str
-    qk_norm: bool
-    default_head_dim: int | None
-    gguf_permuted: bool
+    gguf_permuted: bool = False
+    layout: Layout = field(default_factory=Layout)
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    norm: NormKind = "rms"
+    qk_norm: QkNorm | None = None
+    qkv_bias: bool | None = None
+    biases: bool = False
+    gated_mlp: bool = True
+    learned_positions: bool = False
+    scaled_embedding: bool = False
+    softcaps: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    default_activation: str = "silu"
+    default_head_dim: int | None = None
+    default_eps: float = 1e-6
+    default_query_scalar: int | None = None
+    default_tied: bool = False
 
 
 _ALL: Final = (
-    Architecture("LlamaForCausalLM", "llama", qk_norm=False, default_head_dim=None, gguf_permuted=True),
-    Architecture("Qwen3ForCausalLM", "qwen3", qk_norm=True, default_head_dim=128, gguf_permuted=False),
+    Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
+    Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
+    Architecture("Qwen3ForCausalLM", "qwen3", qk_norm="head", default_head_dim=128),
 )
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {architecture.name: architecture for architecture in _ALL}
 GGUF_ARCHITECTURES: Final[Mapping[str, Architecture]] = {architecture.gguf_name: architecture for architecture in _ALL}

@@ -16,6 +16,8 @@ from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
 from orca_core.models import load_model
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
+from tests.core.tiny_families import tiny_qwen2
+from tests.core.tiny_gguf import write_gguf
 from tests.core.tiny_models import (
     ROPES,
     Driver,
@@ -24,7 +26,6 @@ from tests.core.tiny_models import (
     tiny_llama,
     tiny_qwen3,
     transformers_logits,
-    write_gguf,
 )
 
 IDS = list(range(3, 53))
@@ -47,6 +48,7 @@ def refusal(path: Path) -> str:
     lambda: tiny_llama(attention_bias=True),
     tiny_qwen3,
     lambda: tiny_qwen3(tie_word_embeddings=True),
+    tiny_qwen2,
 ])  # fmt: skip
 def test_equals_the_safetensors_of_the_same_model(build: Any, tmp_path: Path) -> None:
     model = build()
@@ -55,11 +57,10 @@ def test_equals_the_safetensors_of_the_same_model(build: Any, tmp_path: Path) ->
     assert torch.equal(logits(file), logits(tmp_path / "hf"))
     ours, theirs = load(file).config, load(tmp_path / "hf").config
     assert ours.eos_ids == theirs.eos_ids == (2,)
-    assert (ours.architecture, ours.tied_head, ours.rope.theta) == (
-        theirs.architecture,
-        theirs.tied_head,
-        theirs.rope.theta,
-    )
+    assert (ours.architecture, ours.tied_head) == (theirs.architecture, theirs.tied_head)
+    assert [layer.rope and layer.rope.theta for layer in ours.layers] == [
+        layer.rope and layer.rope.theta for layer in theirs.layers
+    ]
 
 
 def test_scaled_rope(tmp_path: Path) -> None:
@@ -80,7 +81,9 @@ def test_llama3_rope_is_stored_as_divisors(tmp_path: Path) -> None:
     """The converter writes ``rope_freqs``: by how much each frequency of the unscaled rope is divided."""
     model = tiny_llama(rope_parameters=ROPES["llama3"])
     model.save_pretrained(tmp_path / "hf")
-    scaled, _ = rope_frequencies(load(tmp_path / "hf").config)
+    config = load(tmp_path / "hf").config
+    assert config.layers[0].rope is not None
+    scaled, _ = rope_frequencies(config, config.layers[0].rope)
     plain = 1.0 / 10000.0 ** (torch.arange(0, 12, 2) / 12)
     file = write_gguf(model, tmp_path / "a.gguf", rope_freqs=(plain / scaled).numpy())
     torch.testing.assert_close(logits(file), transformers_logits(model, IDS), atol=1e-4, rtol=0)
@@ -103,9 +106,9 @@ def test_auto_dtype_is_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("metadata", "named"), [
     ({"expert_count": 8}, "mixtures of experts"),
-    ({"sliding_window": 64}, "sliding window"),
+    ({"sliding_window": 64}, "llama.attention.sliding_window is not supported"),
     ({"rope_dimension_count": 6}, "rope.dimension_count"),
-    ({"rope_scaling_type": gguf.RopeScalingType.LONGROPE, "rope_scaling_factor": 2.0}, "rope variant 'longrope'"),
+    ({"rope_scaling_type": gguf.RopeScalingType.LONGROPE, "rope_scaling_factor": 2.0}, "rope needs 6 divisors"),
     ({"rope_scaling_type": gguf.RopeScalingType.LINEAR}, "llama.rope.scaling.factor is missing"),
     ({"block_count": 4}, "missing tensors: model.layers.3.input_layernorm.weight"),
     ({"head_count": 3}, "3 heads cannot share 2"),
@@ -116,7 +119,7 @@ def test_refused(metadata: dict[str, Any], named: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "gemma3")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "gptj")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -124,7 +127,7 @@ def test_an_unknown_architecture(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedArchitectureError) as caught:
         load(tmp_path / "a.gguf")
-    assert caught.value.known == ("llama", "qwen3")
+    assert {"llama", "qwen2", "qwen3"} <= set(caught.value.known)
 
 
 def test_damaged_files(tmp_path: Path) -> None:

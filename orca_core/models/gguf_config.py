@@ -1,0 +1,125 @@
+"""A ``ModelConfig`` from the metadata of a GGUF file, and from which tensors it has.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What llama.cpp has in its code instead of the file
+(which layers have windows, which have no rope) is here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from orca_core.errors import ModelLoadError
+from orca_core.models.config import LayerConfig, ModelConfig, RopeConfig
+from orca_core.models.fields import Fields
+from orca_core.models.hf_config import ACTIVATION_NAMES
+from orca_core.models.registry import Architecture
+
+_EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", "linear": "linear", "yarn": "yarn"})
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """What a GGUF file says. ``shapes``: of every tensor by its GGUF name, slowest dimension first.
+
+    ``divisors``: of the rope's frequencies, where the file has them (``rope_freqs``).
+    """
+
+    source: str
+    values: Mapping[str, object]
+    shapes: Mapping[str, tuple[int, ...]]
+    divisors: tuple[float, ...] | None = None
+
+
+def read_gguf_config(facts: GgufFacts, architecture: Architecture) -> ModelConfig:
+    """The model's configuration. Raises ``ModelLoadError``."""
+    top, fields = Fields(facts.source, facts.values), Fields(facts.source, facts.values, f"{architecture.gguf_name}.")
+    _refuse_unsupported(facts.source, top, fields)
+    hidden_size, n_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", default=hidden_size // max(n_heads, 1))
+    if fields.integer("attention.value_length", default=head_dim) != head_dim:
+        raise fields.error("attention.value_length", f"must be the head size {head_dim}")
+    if "token_embd.weight" not in facts.shapes:
+        raise ModelLoadError(facts.source, "missing tensors: token_embd.weight")
+    config = ModelConfig(
+        architecture=architecture.name,
+        # the embedding says it, and unlike the metadata it always does
+        vocab_size=facts.shapes["token_embd.weight"][0],
+        hidden_size=hidden_size,
+        n_heads=n_heads,
+        n_kv_heads=fields.integer("attention.head_count_kv", default=n_heads),
+        head_dim=head_dim,
+        intermediate_size=fields.integer("feed_forward_length"),
+        norm_eps=fields.number(f"attention.layer_norm_{'' if architecture.norm == 'layer' else 'rms_'}epsilon"),
+        max_position_embeddings=fields.integer("context_length"),
+        layers=_LAYERS[architecture.gguf_name](facts, fields, fields.integer("block_count"), head_dim),
+        norm=architecture.norm,
+        qk_norm=architecture.qk_norm,
+        activation=ACTIVATION_NAMES[architecture.default_activation],
+        gated_mlp=architecture.gated_mlp,
+        learned_positions=architecture.learned_positions,
+        embedding_scale=hidden_size**0.5 if architecture.scaled_embedding else None,
+        attention_scale=None,
+        attention_softcap=_softcap(fields, architecture, "attn_logit_softcapping"),
+        logit_softcap=_softcap(fields, architecture, "final_logit_softcapping"),
+        tied_head="output.weight" not in facts.shapes,
+        qkv_bias=bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & facts.shapes.keys()),
+        output_bias="blk.0.attn_output.bias" in facts.shapes,
+        mlp_bias="blk.0.ffn_up.bias" in facts.shapes,
+        eos_ids=tuple(dict.fromkeys(i for key in _EOS_KEYS for i in top.ids(key))),
+    )
+    config.check(facts.source)
+    return config
+
+
+def _refuse_unsupported(source: str, top: Fields, fields: Fields) -> None:
+    """Whatever would give wrong numbers if it were silently ignored."""
+    if fields.integer("expert_count", default=0):
+        raise ModelLoadError(source, "mixtures of experts are not supported")
+    if top.integer("split.count", default=1) > 1:
+        raise ModelLoadError(source, "GGUF files split in parts are not supported; merge them first")
+
+
+def _softcap(fields: Fields, architecture: Architecture, name: str) -> float | None:
+    return fields.optional_number(name, architecture.softcaps[name]) if name in architecture.softcaps else None
+
+
+def _rope(facts: GgufFacts, fields: Fields, head_dim: int) -> RopeConfig:
+    theta = fields.number("rope.freq_base", default=10000.0)
+    dim = fields.integer("rope.dimension_count", default=head_dim)
+    if dim != head_dim:
+        raise fields.error("rope.dimension_count", f"must be the head size {head_dim}; only whole heads are rotated")
+    if facts.divisors is not None:
+        return RopeConfig("divided", theta, divisors=facts.divisors)
+    scaling = fields.text("rope.scaling.type", default="none")
+    if fields.has("rope.scale_linear") and scaling == "none":
+        return RopeConfig("linear", theta, fields.number("rope.scale_linear"))
+    variant = _ROPE_VARIANTS.get(scaling, scaling)
+    limit = fields.integer("context_length")
+    return RopeConfig(
+        variant=variant,
+        theta=theta,
+        factor=1.0 if variant == "default" else fields.number("rope.scaling.factor"),
+        original_max_position_embeddings=fields.integer("rope.scaling.original_context_length", default=limit),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", default=32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", default=1.0),
+    )
+
+
+def _plain_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """All alike, and none has a window."""
+    if fields.has("attention.sliding_window"):
+        raise fields.error("attention.sliding_window", "is not supported for this architecture")
+    return (LayerConfig(_rope(facts, fields, head_dim)),) * n_layers
+
+
+_LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
+    {
+        "llama": _plain_layers,
+        "qwen2": _plain_layers,
+        "qwen3": _plain_layers,
+    }
+)

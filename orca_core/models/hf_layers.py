@@ -1,0 +1,67 @@
+"""What a config.json says layer by layer: which rope, and which window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from orca_core.models.config import LayerConfig
+from orca_core.models.fields import Fields
+from orca_core.models.hf_rope import read_rope
+
+LayerReader = Callable[[Fields, int, int], tuple[LayerConfig, ...]]
+"""From fields, number of layers and head_dim. Raises ``ModelLoadError``."""
+
+
+def _plain_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """All alike, and none has a window."""
+    types = _layer_types(fields, n_layers) or ()
+    if any(kind != "full_attention" for kind in types) or fields.flag("use_sliding_window", default=False):
+        raise fields.error("use_sliding_window", "must be false: this architecture has no sliding windows")
+    return (LayerConfig(read_rope(fields, head_dim)),) * n_layers
+
+
+def _qwen_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """Windows from layer ``max_window_layers`` on, where they are used at all."""
+    window = (
+        fields.optional_integer("sliding_window", 4096) if fields.flag("use_sliding_window", default=False) else None
+    )
+    first = fields.integer("max_window_layers", default=28)
+    is_sliding = [window is not None and index >= first for index in range(n_layers)]
+    return _with_windows(fields, [LayerConfig(read_rope(fields, head_dim))] * n_layers, window, is_sliding)
+
+
+def _with_windows(
+    fields: Fields, layers: Sequence[LayerConfig], window: int | None, is_sliding: Sequence[bool]
+) -> tuple[LayerConfig, ...]:
+    """Layers with a window where ``layer_types`` says so or, where there are none, where ``is_sliding`` does."""
+    types = _layer_types(fields, len(layers))
+    if types is not None:
+        is_sliding = [kind == "sliding_attention" for kind in types]
+    if window is None and any(is_sliding):
+        raise fields.error("sliding_window", "is missing")
+    return tuple(
+        LayerConfig(layer.rope, window if sliding else None) for layer, sliding in zip(layers, is_sliding, strict=True)
+    )
+
+
+def _layer_types(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
+    types = fields.texts("layer_types")
+    if types is None:
+        return None
+    if len(types) != n_layers:
+        raise fields.error("layer_types", f"must have {n_layers} entries, one a layer")
+    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise fields.error("layer_types", f"{unknown[0]!r} is not supported; known: full_attention, sliding_attention")
+    return types
+
+
+LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": _plain_layers,
+        "Qwen2ForCausalLM": _qwen_layers,
+        "Qwen3ForCausalLM": _qwen_layers,
+    }
+)

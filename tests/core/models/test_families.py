@@ -1,0 +1,82 @@
+"""What a family has that others have not: that it matters, where it is read from, and what of it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orca_core.errors import ModelLoadError
+from orca_core.models import Decoder
+from tests.core.tiny_families import tiny_qwen2
+from tests.core.tiny_models import Driver, load, transformers_logits
+
+IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+def logits(decoder: Decoder) -> torch.Tensor:
+    driver = Driver(decoder)
+    return driver.logits([(driver.start("a", IDS), len(IDS))])
+
+
+def assert_parity(decoder: Decoder, oracle: Any) -> None:
+    torch.testing.assert_close(logits(decoder), transformers_logits(oracle, IDS), atol=1e-4, rtol=0)
+
+
+def save(model: Any, folder: Path, drop: tuple[str, ...] = (), **changes: Any) -> Path:
+    """A checkpoint whose config.json lacks some fields and has others changed."""
+    model.save_pretrained(folder)
+    file = folder / "config.json"
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in values.items() if name not in drop}))
+    return folder
+
+
+def windows(decoder: Decoder) -> list[int | None]:
+    return [layer.window for layer in decoder.config.layers]
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize(("build", "changes", "expected"), [
+    (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, [None, None, 9]),
+    (tiny_qwen2, {"use_sliding_window": False, "sliding_window": 9}, [None, None, None]),
+    (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention",
+     "full_attention", "full_attention"]}, [9, None, None]),
+])  # fmt: skip
+def test_which_layers_have_a_window(
+    build: Callable[..., Any], changes: dict[str, Any], expected: list[int | None], tmp_path: Path
+) -> None:
+    """Also where ``layer_types``, which transformers writes since version 5, is not there."""
+    model = build(**changes)
+    decoder = load(save(model, tmp_path))
+    assert windows(decoder) == expected
+    assert_parity(decoder, model)
+    if "layer_types" not in changes:
+        assert windows(load(save(model, tmp_path, drop=("layer_types",)))) == expected
+
+
+def test_a_window_hides_what_is_before_it(tmp_path: Path) -> None:
+    model = tiny_qwen2(use_sliding_window=True, sliding_window=16, max_window_layers=0)
+    narrow, wide = logits(load(save(model, tmp_path))), logits(load(save(model, tmp_path, sliding_window=50)))
+    torch.testing.assert_close(narrow[:16], wide[:16])
+    assert ((narrow - wide).abs().amax(dim=-1)[16:] > 1e-2).all()
+
+
+@pytest.mark.parametrize(("build", "changes", "named"), [
+    (tiny_qwen2, {"layer_types": ["full_attention"]}, "layer_types must have 3 entries"),
+    (tiny_qwen2, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported; known: full_"),
+    (tiny_qwen2, {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window is missing"),
+    (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 0, "layer_types": None, "max_window_layers": 0},
+     "a window must have at least 1"),
+    (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
+])  # fmt: skip
+def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load(save(build(), tmp_path, **changes))
+    assert named in caught.value.reason

@@ -1,0 +1,40 @@
+"""Tiny random checkpoints of every family and variant there is a decoder for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import transformers
+
+from tests.core.tiny_models import ROPES, SHARED, randomised, tiny_llama, tiny_qwen3
+
+
+def tiny_qwen2(**changes: Any) -> transformers.Qwen2ForCausalLM:
+    """q, k and v have biases, the output has none."""
+    options = {**SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": ROPES["default"]}
+    return randomised(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**options, **changes})))
+
+
+VARIANTS: Final[dict[str, Callable[[], Any]]] = {
+    "llama-default": tiny_llama,
+    "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
+    "llama-llama3": lambda: tiny_llama(rope_parameters=ROPES["llama3"]),
+    "llama-yarn": lambda: tiny_llama(rope_parameters=ROPES["yarn"]),
+    "llama-yarn-mscale": lambda: tiny_llama(
+        rope_parameters={**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}
+    ),
+    "llama-dynamic": lambda: tiny_llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+    "llama-tied": lambda: tiny_llama(tie_word_embeddings=True),
+    "llama-biases": lambda: tiny_llama(attention_bias=True, mlp_bias=True),
+    "llama-one-kv-head": lambda: tiny_llama(num_key_value_heads=1),
+    "llama-no-sharing": lambda: tiny_llama(num_key_value_heads=4),
+    "llama-head-dim": lambda: tiny_llama(head_dim=20),
+    "qwen3": tiny_qwen3,
+    "qwen3-tied": lambda: tiny_qwen3(tie_word_embeddings=True),
+    "qwen3-bias": lambda: tiny_qwen3(attention_bias=True),
+    "qwen3-yarn": lambda: tiny_qwen3(rope_parameters=ROPES["yarn"]),
+    "qwen2": tiny_qwen2,
+    "qwen2-tied-yarn": lambda: tiny_qwen2(tie_word_embeddings=True, rope_parameters=ROPES["yarn"]),
+    "qwen2-windows": lambda: tiny_qwen2(use_sliding_window=True, sliding_window=16, max_window_layers=1),
+}
