@@ -55,7 +55,7 @@ def read_gguf_config(facts: GgufFacts, architecture: Architecture) -> ModelConfi
         intermediate_size=fields.integer("feed_forward_length"),
         norm_eps=fields.number(f"attention.layer_norm_{'' if architecture.norm == 'layer' else 'rms_'}epsilon"),
         max_position_embeddings=fields.integer("context_length"),
-        layers=_LAYERS[architecture.gguf_name](facts, fields, fields.integer("block_count"), head_dim),
+        layers=_LAYERS[str(architecture.gguf_name)](facts, fields, fields.integer("block_count"), head_dim),
         norm=architecture.norm,
         qk_norm=architecture.qk_norm,
         activation=ACTIVATION_NAMES[architecture.default_activation],

@@ -78,7 +78,7 @@ class GgufCheckpoint:
     def _renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """By the names transformers has, as the converter translates them; what is left over keeps its own."""
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        names = gguf.get_tensor_name_map(kinds[self._architecture.gguf_name], self._config.n_layers)
+        names = gguf.get_tensor_name_map(kinds[str(self._architecture.gguf_name)], self._config.n_layers)
         ours = {}
         for name in expected_shapes(self._config, self._layout):
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))

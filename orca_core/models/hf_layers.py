@@ -22,6 +22,15 @@ def _plain_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerCo
     return (LayerConfig(read_rope(fields, head_dim)),) * n_layers
 
 
+def _mistral_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """One window in all layers, or none in any."""
+    window = fields.optional_integer("sliding_window", 4096)
+    types = _layer_types(fields, n_layers) or ()
+    if any(kind != ("full_attention" if window is None else "sliding_attention") for kind in types):
+        raise fields.error("layer_types", "must all be alike: this architecture has one window in all layers")
+    return (LayerConfig(read_rope(fields, head_dim), window),) * n_layers
+
+
 def _qwen_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """Windows from layer ``max_window_layers`` on, where they are used at all."""
     window = (
@@ -61,6 +70,7 @@ def _layer_types(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
 LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
     {
         "LlamaForCausalLM": _plain_layers,
+        "MistralForCausalLM": _mistral_layers,
         "Qwen2ForCausalLM": _qwen_layers,
         "Qwen3ForCausalLM": _qwen_layers,
     }

@@ -16,7 +16,8 @@ from orca_core.models.layout import Layout
 class Architecture:
     """What a checkpoint's architecture implies beyond its configuration.
 
-    ``name``: as in ``architectures`` of a config.json. ``gguf_name``: ``general.architecture`` of a GGUF file.
+    ``name``: as in ``architectures`` of a config.json. ``gguf_name``: ``general.architecture`` of a GGUF file;
+    ``None`` = there is none of its own.
     ``gguf_permuted``: llama.cpp's converter reorders the rows of q and k for its own rope. ``aliases``: other words
     that its config.json has for a field. ``qkv_bias``: ``None`` = the configuration's ``attention_bias``. ``biases``:
     every projection has one. The rest as in ``ModelConfig``, or (``default_…``) what holds where the configuration is
@@ -25,7 +26,7 @@ class Architecture:
     """
 
     name: str
-    gguf_name: str
+    gguf_name: str | None
     gguf_permuted: bool = False
     layout: Layout = field(default_factory=Layout)
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -46,11 +47,15 @@ class Architecture:
 
 _ALL: Final = (
     Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
+    # a converted Mistral is a llama to llama.cpp
+    Architecture("MistralForCausalLM", None),
     Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     Architecture("Qwen3ForCausalLM", "qwen3", qk_norm="head", default_head_dim=128),
 )
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {architecture.name: architecture for architecture in _ALL}
-GGUF_ARCHITECTURES: Final[Mapping[str, Architecture]] = {architecture.gguf_name: architecture for architecture in _ALL}
+GGUF_ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    architecture.gguf_name: architecture for architecture in _ALL if architecture.gguf_name is not None
+}
 
 
 def find_architecture(source: str, name: str, known: Mapping[str, Architecture] = ARCHITECTURES) -> Architecture:

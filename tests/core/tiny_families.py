@@ -16,6 +16,15 @@ def tiny_qwen2(**changes: Any) -> transformers.Qwen2ForCausalLM:
     return randomised(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**{**options, **changes})))
 
 
+def tiny_mistral(**changes: Any) -> transformers.MistralForCausalLM:
+    """Every layer sees the last 16 positions."""
+    options = {
+        **SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16,
+        "rope_parameters": ROPES["default"],
+    }  # fmt: skip
+    return randomised(transformers.MistralForCausalLM(transformers.MistralConfig(**{**options, **changes})))
+
+
 VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "llama-default": tiny_llama,
     "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
@@ -37,4 +46,8 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "qwen2": tiny_qwen2,
     "qwen2-tied-yarn": lambda: tiny_qwen2(tie_word_embeddings=True, rope_parameters=ROPES["yarn"]),
     "qwen2-windows": lambda: tiny_qwen2(use_sliding_window=True, sliding_window=16, max_window_layers=1),
+    "mistral": tiny_mistral,
+    "mistral-no-window": lambda: tiny_mistral(sliding_window=None, head_dim=16),
+    "mistral-two-positions": lambda: tiny_mistral(sliding_window=2),
+    "mistral-yarn": lambda: tiny_mistral(rope_parameters=ROPES["yarn"]),
 }

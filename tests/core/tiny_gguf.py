@@ -12,7 +12,7 @@ import numpy as np
 def write_gguf(model: Any, path: Path, *, rope_freqs: np.ndarray | None = None, **metadata: Any) -> Path:
     """A GGUF file of the model as llama.cpp's converter lays it out: float32, q and k of llama permuted."""
     config = model.config
-    arch = config.model_type
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

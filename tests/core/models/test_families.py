@@ -12,7 +12,7 @@ import torch
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
-from tests.core.tiny_families import tiny_qwen2
+from tests.core.tiny_families import tiny_mistral, tiny_qwen2
 from tests.core.tiny_models import Driver, load, transformers_logits
 
 IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -45,6 +45,8 @@ def windows(decoder: Decoder) -> list[int | None]:
 
 @pytest.mark.parametrize(("build", "changes", "expected"), [
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, [None, None, 9]),
+    (tiny_mistral, {"sliding_window": 9}, [9, 9, 9]),
+    (tiny_mistral, {"sliding_window": None}, [None, None, None]),
     (tiny_qwen2, {"use_sliding_window": False, "sliding_window": 9}, [None, None, None]),
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention",
      "full_attention", "full_attention"]}, [9, None, None]),
@@ -68,12 +70,18 @@ def test_a_window_hides_what_is_before_it(tmp_path: Path) -> None:
     assert ((narrow - wide).abs().amax(dim=-1)[16:] > 1e-2).all()
 
 
+def test_a_mistral_that_says_nothing_has_the_window_of_the_first(tmp_path: Path) -> None:
+    assert windows(load(save(tiny_mistral(), tmp_path, drop=("sliding_window",)))) == [4096] * 3
+
+
 @pytest.mark.parametrize(("build", "changes", "named"), [
     (tiny_qwen2, {"layer_types": ["full_attention"]}, "layer_types must have 3 entries"),
     (tiny_qwen2, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported; known: full_"),
     (tiny_qwen2, {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window is missing"),
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 0, "layer_types": None, "max_window_layers": 0},
      "a window must have at least 1"),
+    (tiny_mistral, {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, "must all be alike"),
+    (tiny_mistral, {"attention_bias": True}, "missing tensors"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:
