@@ -116,10 +116,17 @@ def _plain_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int
     return (LayerConfig(_rope(facts, fields, head_dim)),) * n_layers
 
 
+def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """No file says which layers have no rope: every fourth one."""
+    layers = _plain_layers(facts, fields, n_layers, head_dim)
+    return tuple(LayerConfig(None) if (index + 1) % 4 == 0 else layer for index, layer in enumerate(layers))
+
+
 _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
     {
         "llama": _plain_layers,
         "qwen2": _plain_layers,
         "qwen3": _plain_layers,
+        "smollm3": _smollm3_layers,
     }
 )

@@ -41,6 +41,18 @@ def _qwen_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerCon
     return _with_windows(fields, [LayerConfig(read_rope(fields, head_dim))] * n_layers, window, is_sliding)
 
 
+def _smollm3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """Every so many layers q and k are not rotated; windows, where used at all, are in those layers."""
+    rope = read_rope(fields, head_dim, theta=2e6)
+    interval = fields.integer("no_rope_layer_interval", default=4)
+    flags = fields.ids("no_rope_layers") or tuple(int((index + 1) % max(interval, 1) != 0) for index in range(n_layers))
+    if len(flags) < n_layers or set(flags) - {0, 1} or interval < 1:
+        raise fields.error("no_rope_layers", f"must have {n_layers} entries that are 0 (no rope) or 1")
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", default=False) else None
+    layers = [LayerConfig(rope if flag else None) for flag in flags[:n_layers]]
+    return _with_windows(fields, layers, window, [window is not None and layer.rope is None for layer in layers])
+
+
 def _with_windows(
     fields: Fields, layers: Sequence[LayerConfig], window: int | None, is_sliding: Sequence[bool]
 ) -> tuple[LayerConfig, ...]:
@@ -73,5 +85,6 @@ LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
         "MistralForCausalLM": _mistral_layers,
         "Qwen2ForCausalLM": _qwen_layers,
         "Qwen3ForCausalLM": _qwen_layers,
+        "SmolLM3ForCausalLM": _smollm3_layers,
     }
 )

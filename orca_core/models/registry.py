@@ -51,6 +51,7 @@ _ALL: Final = (
     Architecture("MistralForCausalLM", None),
     Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     Architecture("Qwen3ForCausalLM", "qwen3", qk_norm="head", default_head_dim=128),
+    Architecture("SmolLM3ForCausalLM", "smollm3", gguf_permuted=True, default_tied=True),
 )
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {architecture.name: architecture for architecture in _ALL}
 GGUF_ARCHITECTURES: Final[Mapping[str, Architecture]] = {

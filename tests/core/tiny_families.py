@@ -25,6 +25,15 @@ def tiny_mistral(**changes: Any) -> transformers.MistralForCausalLM:
     return randomised(transformers.MistralForCausalLM(transformers.MistralConfig(**{**options, **changes})))
 
 
+def tiny_smollm3(**changes: Any) -> transformers.SmolLM3ForCausalLM:
+    """Five layers, the fourth of which does not rotate q and k."""
+    options = {
+        **SHARED, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "rope_parameters": ROPES["default"],
+    }  # fmt: skip
+    return randomised(transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**{**options, **changes})))
+
+
 VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "llama-default": tiny_llama,
     "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
@@ -50,4 +59,9 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "mistral-no-window": lambda: tiny_mistral(sliding_window=None, head_dim=16),
     "mistral-two-positions": lambda: tiny_mistral(sliding_window=2),
     "mistral-yarn": lambda: tiny_mistral(rope_parameters=ROPES["yarn"]),
+    "smollm3": tiny_smollm3,
+    "smollm3-windows": lambda: tiny_smollm3(
+        no_rope_layers=[0, 1, 0, 1, 1], use_sliding_window=True, sliding_window=16, tie_word_embeddings=False
+    ),
+    "smollm3-yarn": lambda: tiny_smollm3(rope_parameters=ROPES["yarn"]),
 }

@@ -37,9 +37,9 @@ def write_gguf(model: Any, path: Path, *, rope_freqs: np.ndarray | None = None, 
         if name == "lm_head.weight" and tied:
             continue
         values = tensor.float().numpy()
-        if arch == "llama" and "q_proj" in name:
+        if arch in ("llama", "smollm3") and "q_proj" in name:
             values = _permuted(values, config.num_attention_heads)
-        if arch == "llama" and "k_proj" in name:
+        if arch in ("llama", "smollm3") and "k_proj" in name:
             values = _permuted(values, config.num_key_value_heads)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name

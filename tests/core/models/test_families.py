@@ -12,7 +12,7 @@ import torch
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
-from tests.core.tiny_families import tiny_mistral, tiny_qwen2
+from tests.core.tiny_families import tiny_mistral, tiny_qwen2, tiny_smollm3
 from tests.core.tiny_models import Driver, load, transformers_logits
 
 IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -47,6 +47,7 @@ def windows(decoder: Decoder) -> list[int | None]:
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, [None, None, 9]),
     (tiny_mistral, {"sliding_window": 9}, [9, 9, 9]),
     (tiny_mistral, {"sliding_window": None}, [None, None, None]),
+    (tiny_smollm3, {"use_sliding_window": True, "sliding_window": 9}, [None, None, None, 9, None]),
     (tiny_qwen2, {"use_sliding_window": False, "sliding_window": 9}, [None, None, None]),
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention",
      "full_attention", "full_attention"]}, [9, None, None]),
@@ -74,6 +75,26 @@ def test_a_mistral_that_says_nothing_has_the_window_of_the_first(tmp_path: Path)
     assert windows(load(save(tiny_mistral(), tmp_path, drop=("sliding_window",)))) == [4096] * 3
 
 
+# ---- ropes
+
+
+def has_rope(decoder: Decoder) -> list[bool]:
+    return [layer.rope is not None for layer in decoder.config.layers]
+
+
+def test_layers_without_rope(tmp_path: Path) -> None:
+    model = tiny_smollm3(no_rope_layers=[1, 0, 1, 1, 0])
+    decoder = load(save(model, tmp_path))
+    assert has_rope(decoder) == [True, False, True, True, False]
+    assert_parity(decoder, model)
+    by_default = load(save(model, tmp_path, drop=("no_rope_layers",)))
+    assert has_rope(by_default) == [True, True, True, False, True]
+    assert (logits(by_default) - logits(decoder)).abs().max() > 0.1
+    assert has_rope(load(save(model, tmp_path, drop=("no_rope_layers",), no_rope_layer_interval=2))) == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("build", "changes", "named"), [
     (tiny_qwen2, {"layer_types": ["full_attention"]}, "layer_types must have 3 entries"),
     (tiny_qwen2, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported; known: full_"),
@@ -82,6 +103,9 @@ def test_a_mistral_that_says_nothing_has_the_window_of_the_first(tmp_path: Path)
      "a window must have at least 1"),
     (tiny_mistral, {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, "must all be alike"),
     (tiny_mistral, {"attention_bias": True}, "missing tensors"),
+    (tiny_smollm3, {"no_rope_layers": [1, 1]}, "no_rope_layers must have 5 entries"),
+    (tiny_smollm3, {"no_rope_layers": [1, 1, 2, 1, 1]}, "0 (no rope) or 1"),
+    (tiny_smollm3, {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layers must"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:

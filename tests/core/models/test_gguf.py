@@ -16,7 +16,7 @@ from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
 from orca_core.models import load_model
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
-from tests.core.tiny_families import tiny_mistral, tiny_qwen2
+from tests.core.tiny_families import tiny_mistral, tiny_qwen2, tiny_smollm3
 from tests.core.tiny_gguf import write_gguf
 from tests.core.tiny_models import (
     ROPES,
@@ -50,6 +50,8 @@ def refusal(path: Path) -> str:
     lambda: tiny_qwen3(tie_word_embeddings=True),
     tiny_qwen2,
     lambda: tiny_mistral(sliding_window=None),
+    tiny_smollm3,
+    lambda: tiny_smollm3(attention_bias=True),
 ])  # fmt: skip
 def test_equals_the_safetensors_of_the_same_model(build: Any, tmp_path: Path) -> None:
     model = build()
