@@ -18,6 +18,7 @@ from orca_core.models.hf_config import ACTIVATION_NAMES
 from orca_core.models.registry import Architecture
 
 _EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+DIVISORS: Final[tuple[str, ...]] = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", "linear": "linear", "yarn": "yarn"})
 
 
@@ -25,13 +26,13 @@ _ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", 
 class GgufFacts:
     """What a GGUF file says. ``shapes``: of every tensor by its GGUF name, slowest dimension first.
 
-    ``divisors``: of the rope's frequencies, where the file has them (``rope_freqs``).
+    ``divisors``: of the rope's frequencies, those that the file has of ``DIVISORS``.
     """
 
     source: str
     values: Mapping[str, object]
     shapes: Mapping[str, tuple[int, ...]]
-    divisors: tuple[float, ...] | None = None
+    divisors: Mapping[str, tuple[float, ...]]
 
 
 def read_gguf_config(facts: GgufFacts, architecture: Architecture) -> ModelConfig:
@@ -89,11 +90,13 @@ def _softcap(fields: Fields, architecture: Architecture, name: str) -> float | N
 
 def _rope(facts: GgufFacts, fields: Fields, head_dim: int) -> RopeConfig:
     theta = fields.number("rope.freq_base", default=10000.0)
-    dim = fields.integer("rope.dimension_count", default=head_dim)
-    if dim != head_dim:
+    if fields.integer("rope.dimension_count", default=head_dim) != head_dim:
         raise fields.error("rope.dimension_count", f"must be the head size {head_dim}; only whole heads are rotated")
-    if facts.divisors is not None:
-        return RopeConfig("divided", theta, divisors=facts.divisors)
+    plain, short, long = (facts.divisors.get(name) for name in DIVISORS)
+    if short is not None or long is not None:
+        raise ModelLoadError(facts.source, "rope of two sets is not supported for this architecture")
+    if plain is not None:
+        return RopeConfig("divided", theta, divisors=plain)
     scaling = fields.text("rope.scaling.type", default="none")
     if fields.has("rope.scale_linear") and scaling == "none":
         return RopeConfig("linear", theta, fields.number("rope.scale_linear"))
@@ -116,6 +119,27 @@ def _plain_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int
     return (LayerConfig(_rope(facts, fields, head_dim)),) * n_layers
 
 
+def _phi3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """One window in all layers; 0 = none. A rope of two sets where the file has them."""
+    theta, dim = fields.number("rope.freq_base", default=10000.0), fields.integer("rope.dimension_count", head_dim)
+    plain, short, long = (facts.divisors.get(name) for name in DIVISORS)
+    scaling = fields.text("rope.scaling.type", default="none")
+    if plain is not None or scaling not in ("none", "longrope") or (short is None) != (long is None):
+        raise ModelLoadError(facts.source, f"rope scaling {scaling!r} is not supported for this architecture")
+    rope = RopeConfig("default", theta, dim=dim)
+    if short is not None and long is not None:
+        limit = fields.integer("context_length")
+        original = fields.integer("rope.scaling.original_context_length")
+        factor = limit / max(original, 1)
+        attention_factor = fields.optional_number("rope.scaling.attn_factor")
+        rope = RopeConfig(
+            "longrope", theta, factor, dim, original_max_position_embeddings=original,
+            attention_factor=attention_factor, divisors=short, long_divisors=long,
+        )  # fmt: skip
+    window = fields.integer("attention.sliding_window", default=0) or None
+    return (LayerConfig(rope, window),) * n_layers
+
+
 def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """No file says which layers have no rope: every fourth one."""
     layers = _plain_layers(facts, fields, n_layers, head_dim)
@@ -125,6 +149,7 @@ def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: i
 _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
     {
         "llama": _plain_layers,
+        "phi3": _phi3_layers,
         "qwen2": _plain_layers,
         "qwen3": _plain_layers,
         "smollm3": _smollm3_layers,

@@ -15,13 +15,12 @@ import torch
 from orca_core.errors import ModelLoadError
 from orca_core.models.config import ModelConfig
 from orca_core.models.fields import Fields
-from orca_core.models.gguf_config import GgufFacts, read_gguf_config
+from orca_core.models.gguf_config import DIVISORS, GgufFacts, read_gguf_config
 from orca_core.models.layout import Layout
 from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
 from orca_core.models.weights import expected_shapes
 from orca_core.source import ModelSource
 
-_ROPE_DIVISORS: Final = "rope_freqs.weight"
 _LONG_LISTS: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 
 
@@ -46,7 +45,7 @@ class GgufCheckpoint:
         # the converter has turned what is kept transposed, and has added its offset to the norms
         self._layout = replace(self._architecture.layout, transposed=False, norm_offset=0.0)
         shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-        divisors = self._divisors(tensors.pop(_ROPE_DIVISORS, None))
+        divisors = {name: self._divisors(tensors.pop(name)) for name in DIVISORS if name in tensors}
         self._config = read_gguf_config(GgufFacts(self._source, values, shapes, divisors), self._architecture)
         self._tensors = self._renamed(tensors)
 
@@ -86,8 +85,8 @@ class GgufCheckpoint:
                 ours[name] = tensors.pop(stored)
         return ours | tensors
 
-    def _divisors(self, tensor: Any) -> tuple[float, ...] | None:
-        return None if tensor is None else tuple(self._dequantised(tensor.name, tensor).flatten().tolist())
+    def _divisors(self, tensor: Any) -> tuple[float, ...]:
+        return tuple(self._dequantised(tensor.name, tensor).flatten().tolist())
 
     def _dequantised(self, name: str, tensor: Any) -> np.ndarray:
         try:

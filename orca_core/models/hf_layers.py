@@ -13,6 +13,8 @@ from orca_core.models.hf_rope import read_rope
 LayerReader = Callable[[Fields, int, int], tuple[LayerConfig, ...]]
 """From fields, number of layers and head_dim. Raises ``ModelLoadError``."""
 
+_PHI3_ROPES: Final[Mapping[str, str]] = MappingProxyType({"su": "longrope", "yarn": "longrope"})
+
 
 def _plain_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """All alike, and none has a window."""
@@ -29,6 +31,12 @@ def _mistral_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[Layer
     if any(kind != ("full_attention" if window is None else "sliding_attention") for kind in types):
         raise fields.error("layer_types", "must all be alike: this architecture has one window in all layers")
     return (LayerConfig(read_rope(fields, head_dim), window),) * n_layers
+
+
+def _phi3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """One window in all layers, or none; its long rope has had three names."""
+    rope = read_rope(fields, head_dim, old_names=_PHI3_ROPES, may_be_partial=True, original=4096)
+    return (LayerConfig(rope, fields.optional_integer("sliding_window")),) * n_layers
 
 
 def _qwen_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
@@ -83,6 +91,7 @@ LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
     {
         "LlamaForCausalLM": _plain_layers,
         "MistralForCausalLM": _mistral_layers,
+        "Phi3ForCausalLM": _phi3_layers,
         "Qwen2ForCausalLM": _qwen_layers,
         "Qwen3ForCausalLM": _qwen_layers,
         "SmolLM3ForCausalLM": _smollm3_layers,

@@ -25,18 +25,20 @@ def read_rope(
     theta: float = 10000.0,
     old_names: Mapping[str, str] = _OLD_NAMES,
     may_be_partial: bool = False,
+    original: int | None = None,
 ) -> RopeConfig:
     """One rope. ``section``: where it is, if not in its usual place; then nothing beside it counts but the limit.
 
     ``theta``: where the file has none. ``old_names`` of variants. ``may_be_partial``: the architecture knows heads of
-    which only a part is rotated. Raises ``ModelLoadError``.
+    which only a part is rotated. ``original``: the original limit where the file has none; ``None`` = the limit.
+    Raises ``ModelLoadError``.
     """
     rope, top = (rope_section(fields), fields) if section is None else (section, section)
     variant = rope.text("rope_type", default=rope.text("type", default="default"))
     variant = old_names.get(variant, variant)
     limit = fields.integer("max_position_embeddings")
     # a value beside rope_scaling wins over one in it, and the model's limit stands in for both, as in transformers
-    original = rope.integer("original_max_position_embeddings", default=limit)
+    original = rope.integer("original_max_position_embeddings", default=original or limit)
     original = top.integer("original_max_position_embeddings", default=original)
     fallback = limit / original if variant in ("yarn", "longrope") and original > 0 else None
     scaled = variant in ("linear", "llama3", "yarn", "longrope")

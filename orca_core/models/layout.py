@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,6 @@ class Layout:
     def layer(self, index: int) -> str:
         """What the names of one layer's modules begin with."""
         return f"{self.prefix}{self.layers}.{index}."
+
+
+PHI3: Final = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))

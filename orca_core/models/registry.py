@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from orca_core.errors import UnsupportedArchitectureError
+from orca_core.models import layout
 from orca_core.models.config import NormKind, QkNorm
 from orca_core.models.layout import Layout
 
@@ -49,6 +50,7 @@ _ALL: Final = (
     Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
     # a converted Mistral is a llama to llama.cpp
     Architecture("MistralForCausalLM", None),
+    Architecture("Phi3ForCausalLM", "phi3", layout=layout.PHI3, default_eps=1e-5),
     Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     Architecture("Qwen3ForCausalLM", "qwen3", qk_norm="head", default_head_dim=128),
     Architecture("SmolLM3ForCausalLM", "smollm3", gguf_permuted=True, default_tied=True),

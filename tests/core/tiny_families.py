@@ -34,6 +34,24 @@ def tiny_smollm3(**changes: Any) -> transformers.SmolLM3ForCausalLM:
     return randomised(transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**{**options, **changes})))
 
 
+def longrope(original: int, n_divisors: int, **more: Any) -> dict[str, Any]:
+    """A rope of two sets of divisors. At 256 positions the factor is 256 / original."""
+    return {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": original,
+        "short_factor": [1.0 + 0.1 * i for i in range(n_divisors)],
+        "long_factor": [1.0 + 0.9 * i for i in range(n_divisors)], **more,
+    }  # fmt: skip
+
+
+def tiny_phi3(**changes: Any) -> transformers.Phi3ForCausalLM:
+    """q, k, v in one tensor, gate and up in another; heads of 12."""
+    options = {
+        **SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "rope_parameters": ROPES["default"], "original_max_position_embeddings": 256,
+    }  # fmt: skip
+    return randomised(transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**options, **changes})))
+
+
 VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "llama-default": tiny_llama,
     "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
@@ -59,6 +77,10 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "mistral-no-window": lambda: tiny_mistral(sliding_window=None, head_dim=16),
     "mistral-two-positions": lambda: tiny_mistral(sliding_window=2),
     "mistral-yarn": lambda: tiny_mistral(rope_parameters=ROPES["yarn"]),
+    "phi3": tiny_phi3,
+    "phi3-window": lambda: tiny_phi3(sliding_window=16),
+    "phi3-partial": lambda: tiny_phi3(rope_parameters={**ROPES["default"], "partial_rotary_factor": 0.67}),
+    "phi3-longrope-short": lambda: tiny_phi3(rope_parameters=longrope(256, 6, factor=4.0)),
     "smollm3": tiny_smollm3,
     "smollm3-windows": lambda: tiny_smollm3(
         no_rope_layers=[0, 1, 0, 1, 1], use_sliding_window=True, sliding_window=16, tie_word_embeddings=False

@@ -3,54 +3,80 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gguf
 import numpy as np
 
+_ARCHITECTURES: Final = {"mistral": "llama", "gemma3_text": "gemma3"}
+_PERMUTED: Final = ("llama", "smollm3")
 
-def write_gguf(model: Any, path: Path, *, rope_freqs: np.ndarray | None = None, **metadata: Any) -> Path:
-    """A GGUF file of the model as llama.cpp's converter lays it out: float32, q and k of llama permuted."""
+
+def write_gguf(model: Any, path: Path, *, tensors: dict[str, np.ndarray] | None = None, **metadata: Any) -> Path:
+    """A float32 file of the model. ``tensors``: more of them; ``metadata``: more of it, by names of the writer."""
     config = model.config
-    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    arch = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
-    writer.add_eos_token_id(config.eos_token_id)
-    for key, value in metadata.items():
+    for key, value in {**_metadata(config), **metadata}.items():
         getattr(writer, f"add_{key}")(value)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
-    tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and tied:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensor.float().numpy()
-        if arch in ("llama", "smollm3") and "q_proj" in name:
-            values = _permuted(values, config.num_attention_heads)
-        if arch in ("llama", "smollm3") and "k_proj" in name:
-            values = _permuted(values, config.num_key_value_heads)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        writer.add_tensor(target, np.ascontiguousarray(values))
-    if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs.astype(np.float32))
+        writer.add_tensor(target, np.ascontiguousarray(_converted(arch, name, tensor.float().numpy(), config)))
+    for name, values in {**_more_tensors(config), **(tensors or {})}.items():
+        writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _metadata(config: Any) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    values = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "vocab_size": config.vocab_size,
+        "token_list": [f"t{i}" for i in range(config.vocab_size)],
+        "eos_token_id": config.eos_token_id,
+    }
+    if config.model_type == "phi3":
+        rope = config.rope_parameters
+        values |= {"rope_dimension_count": int(head_dim * rope["partial_rotary_factor"])}
+        values |= {"sliding_window": config.sliding_window or 0}
+        values |= {"rope_scaling_orig_ctx_len": config.original_max_position_embeddings}
+        if rope["rope_type"] == "longrope":
+            limit, original = config.max_position_embeddings, config.original_max_position_embeddings
+            values |= {"rope_scaling_attn_factors": np.sqrt(1 + np.log(limit / original) / np.log(original))}
+    return values
+
+
+def _more_tensors(config: Any) -> dict[str, np.ndarray]:
+    rope = config.rope_parameters
+    if config.model_type != "phi3" or rope["rope_type"] != "longrope":
+        return {}
+    return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"]) for name in ("short", "long")}
+
+
+def _converted(arch: str, name: str, values: np.ndarray, config: Any) -> np.ndarray:
+    if arch in _PERMUTED and "q_proj" in name:
+        return _permuted(values, config.num_attention_heads)
+    if arch in _PERMUTED and "k_proj" in name:
+        return _permuted(values, config.num_key_value_heads)
+    return values
 
 
 def _permuted(values: np.ndarray, n_heads: int) -> np.ndarray:

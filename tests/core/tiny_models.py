@@ -63,9 +63,10 @@ def randomised(model: Any, norm_mean: float = 1.0) -> Any:
     return model.eval()
 
 
-def load(path: Path, dtype: str = "float32") -> Decoder:
+def load(path: Path, dtype: str = "float32", max_model_len: int | None = None) -> Decoder:
     """The decoder of this project for a folder or file."""
-    return load_model(resolve_source(str(path)), dtype=dtype, device=torch.device("cpu"))
+    source = resolve_source(str(path))
+    return load_model(source, dtype=dtype, device=torch.device("cpu"), max_model_len=max_model_len)
 
 
 class Driver:

@@ -12,8 +12,8 @@ import torch
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
-from tests.core.tiny_families import tiny_mistral, tiny_qwen2, tiny_smollm3
-from tests.core.tiny_models import Driver, load, transformers_logits
+from tests.core.tiny_families import longrope, tiny_mistral, tiny_phi3, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_models import ROPES, Driver, load, output, transformers_greedy, transformers_logits
 
 IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -48,6 +48,7 @@ def windows(decoder: Decoder) -> list[int | None]:
     (tiny_mistral, {"sliding_window": 9}, [9, 9, 9]),
     (tiny_mistral, {"sliding_window": None}, [None, None, None]),
     (tiny_smollm3, {"use_sliding_window": True, "sliding_window": 9}, [None, None, None, 9, None]),
+    (tiny_phi3, {"sliding_window": 9}, [9, 9, 9]),
     (tiny_qwen2, {"use_sliding_window": False, "sliding_window": 9}, [None, None, None]),
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention",
      "full_attention", "full_attention"]}, [9, None, None]),
@@ -95,6 +96,33 @@ def test_layers_without_rope(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
+@pytest.mark.parametrize(("partial", "n_divisors"), [(1.0, 6), (0.67, 4)])
+def test_longrope_uses_the_set_for_the_length_that_is_served(
+    name: str, partial: float, n_divisors: int, tmp_path: Path
+) -> None:
+    """The oracle goes by the length of the sequence: 50 here is more than 32, and 20 is less."""
+    rope = longrope(32, n_divisors, partial_rotary_factor=partial)
+    model = tiny_phi3(rope_parameters=rope, original_max_position_embeddings=32)
+    folder = save(model, tmp_path, rope_parameters=None, rope_scaling={**rope, "type": name, "rope_type": None},
+                  rope_theta=10000.0, partial_rotary_factor=partial)  # fmt: skip
+    assert_parity(load(folder), model)
+    long, short = Driver(load(folder)), Driver(load(folder, max_model_len=32))
+    assert short.decoder.config.max_position_embeddings == 32
+    ours = short.logits([(short.start("a", IDS[:20], 4), 20)])
+    torch.testing.assert_close(ours, transformers_logits(model, IDS[:20]), atol=1e-4, rtol=0)
+    assert (ours - long.logits([(long.start("a", IDS[:20], 4), 20)])).abs().max() > 0.1
+
+
+def test_longrope_generates_like_transformers_beyond_its_original_limit(tmp_path: Path) -> None:
+    model = tiny_phi3(rope_parameters=longrope(32, 6), original_max_position_embeddings=32)
+    driver = Driver(load(save(model, tmp_path)))
+    request = driver.start("a", IDS, 20)
+    for n in (7, 30, 13, *[1] * 19):
+        driver.greedy([(request, n)])
+    assert output(request) == transformers_greedy(model, IDS, 20)
+
+
 @pytest.mark.parametrize(("build", "changes", "named"), [
     (tiny_qwen2, {"layer_types": ["full_attention"]}, "layer_types must have 3 entries"),
     (tiny_qwen2, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported; known: full_"),
@@ -106,6 +134,12 @@ def test_layers_without_rope(tmp_path: Path) -> None:
     (tiny_smollm3, {"no_rope_layers": [1, 1]}, "no_rope_layers must have 5 entries"),
     (tiny_smollm3, {"no_rope_layers": [1, 1, 2, 1, 1]}, "0 (no rope) or 1"),
     (tiny_smollm3, {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layers must"),
+    (tiny_phi3, {"rope_parameters": longrope(32, 5)}, "rope needs 6 divisors, none of them 0"),
+    (tiny_phi3, {"rope_parameters": longrope(32, 6, long_factor=[1.0] * 5)}, "rope needs 6 divisors"),
+    (tiny_phi3, {"rope_parameters": longrope(32, 6, short_factor=[0.0] * 6)}, "none of them 0"),
+    (tiny_phi3, {"rope_parameters": longrope(32, 6, short_factor=["1"])}, "short_factor must be a list of finite"),
+    (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 0.6}}, "cannot rotate 7 elements"),
+    (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 1.5}}, "cannot rotate 18 elements"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:

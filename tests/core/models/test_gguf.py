@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gguf
 import numpy as np
@@ -16,7 +16,7 @@ from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
 from orca_core.models import load_model
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
-from tests.core.tiny_families import tiny_mistral, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_families import longrope, tiny_mistral, tiny_phi3, tiny_qwen2, tiny_smollm3
 from tests.core.tiny_gguf import write_gguf
 from tests.core.tiny_models import (
     ROPES,
@@ -29,6 +29,8 @@ from tests.core.tiny_models import (
 )
 
 IDS = list(range(3, 53))
+EXACT: Final = {"phi3": 1e-5}
+"""Where what a file keeps as float32 is a float64 in config.json, or 1 + w: the numbers differ in the last bit."""
 
 
 def logits(path: Path) -> torch.Tensor:
@@ -50,6 +52,10 @@ def refusal(path: Path) -> str:
     lambda: tiny_qwen3(tie_word_embeddings=True),
     tiny_qwen2,
     lambda: tiny_mistral(sliding_window=None),
+    tiny_phi3,
+    lambda: tiny_phi3(sliding_window=16),
+    lambda: tiny_phi3(rope_parameters={**ROPES["default"], "partial_rotary_factor": 0.67}),
+    lambda: tiny_phi3(rope_parameters=longrope(32, 6), original_max_position_embeddings=32),
     tiny_smollm3,
     lambda: tiny_smollm3(attention_bias=True),
 ])  # fmt: skip
@@ -57,7 +63,9 @@ def test_equals_the_safetensors_of_the_same_model(build: Any, tmp_path: Path) ->
     model = build()
     model.save_pretrained(tmp_path / "hf")
     file = write_gguf(model, tmp_path / "a.gguf")
-    assert torch.equal(logits(file), logits(tmp_path / "hf"))
+    torch.testing.assert_close(
+        logits(file), logits(tmp_path / "hf"), atol=EXACT.get(model.config.model_type, 0), rtol=0
+    )
     ours, theirs = load(file).config, load(tmp_path / "hf").config
     assert ours.eos_ids == theirs.eos_ids == (2,)
     assert ours.tied_head == theirs.tied_head
@@ -88,12 +96,21 @@ def test_llama3_rope_is_stored_as_divisors(tmp_path: Path) -> None:
     assert config.layers[0].rope is not None
     scaled, _ = rope_frequencies(config, config.layers[0].rope)
     plain = 1.0 / 10000.0 ** (torch.arange(0, 12, 2) / 12)
-    file = write_gguf(model, tmp_path / "a.gguf", rope_freqs=(plain / scaled).numpy())
+    file = write_gguf(model, tmp_path / "a.gguf", tensors={"rope_freqs.weight": (plain / scaled).numpy()})
     torch.testing.assert_close(logits(file), transformers_logits(model, IDS), atol=1e-4, rtol=0)
 
 
+def test_longrope_of_half_a_pair_is_refused(tmp_path: Path) -> None:
+    model = tiny_phi3()
+    ones = {"rope_factors_long.weight": np.ones(6)}
+    assert "rope scaling" in refusal(write_gguf(model, tmp_path / "a.gguf", tensors=ones))
+    assert "rope of two sets" in refusal(write_gguf(tiny_qwen2(), tmp_path / "b.gguf", tensors=ones))
+
+
 def test_wrong_number_of_divisors(tmp_path: Path) -> None:
-    assert "6 divisors" in refusal(write_gguf(tiny_llama(), tmp_path / "a.gguf", rope_freqs=np.ones(5)))
+    assert "6 divisors" in refusal(
+        write_gguf(tiny_llama(), tmp_path / "a.gguf", tensors={"rope_freqs.weight": np.ones(5)})
+    )
 
 
 def test_end_of_turn_ends_a_generation_too(tmp_path: Path) -> None:
