@@ -149,6 +149,7 @@ def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: i
 _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
     {
         "llama": _plain_layers,
+        "olmo2": _plain_layers,
         "phi3": _phi3_layers,
         "qwen2": _plain_layers,
         "qwen3": _plain_layers,

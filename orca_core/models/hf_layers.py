@@ -91,6 +91,7 @@ LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
     {
         "LlamaForCausalLM": _plain_layers,
         "MistralForCausalLM": _mistral_layers,
+        "Olmo2ForCausalLM": _plain_layers,
         "Phi3ForCausalLM": _phi3_layers,
         "Qwen2ForCausalLM": _qwen_layers,
         "Qwen3ForCausalLM": _qwen_layers,

@@ -40,4 +40,10 @@ class Layout:
         return f"{self.prefix}{self.layers}.{index}."
 
 
+OLMO2: Final = Layout(
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+)
 PHI3: Final = Layout(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))

@@ -50,6 +50,7 @@ _ALL: Final = (
     Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
     # a converted Mistral is a llama to llama.cpp
     Architecture("MistralForCausalLM", None),
+    Architecture("Olmo2ForCausalLM", "olmo2", layout=layout.OLMO2, norm="rms_wide", qk_norm="width", default_eps=1e-5),
     Architecture("Phi3ForCausalLM", "phi3", layout=layout.PHI3, default_eps=1e-5),
     Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     Architecture("Qwen3ForCausalLM", "qwen3", qk_norm="head", default_head_dim=128),

@@ -52,6 +52,15 @@ def tiny_phi3(**changes: Any) -> transformers.Phi3ForCausalLM:
     return randomised(transformers.Phi3ForCausalLM(transformers.Phi3Config(**{**options, **changes})))
 
 
+def tiny_olmo2(**changes: Any) -> transformers.Olmo2ForCausalLM:
+    """Norms behind attention and MLP; q and k are normalised over all of their heads together."""
+    options = {
+        **SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        "rope_parameters": ROPES["default"],
+    }  # fmt: skip
+    return randomised(transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**{**options, **changes})))
+
+
 VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "llama-default": tiny_llama,
     "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
@@ -81,6 +90,9 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "phi3-window": lambda: tiny_phi3(sliding_window=16),
     "phi3-partial": lambda: tiny_phi3(rope_parameters={**ROPES["default"], "partial_rotary_factor": 0.67}),
     "phi3-longrope-short": lambda: tiny_phi3(rope_parameters=longrope(256, 6, factor=4.0)),
+    "olmo2": tiny_olmo2,
+    "olmo2-biases-tied": lambda: tiny_olmo2(attention_bias=True, tie_word_embeddings=True),
+    "olmo2-yarn": lambda: tiny_olmo2(rope_parameters=ROPES["yarn"], num_key_value_heads=4),
     "smollm3": tiny_smollm3,
     "smollm3-windows": lambda: tiny_smollm3(
         no_rope_layers=[0, 1, 0, 1, 1], use_sliding_window=True, sliding_window=16, tie_word_embeddings=False

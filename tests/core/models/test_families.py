@@ -12,7 +12,7 @@ import torch
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
-from tests.core.tiny_families import longrope, tiny_mistral, tiny_phi3, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_families import longrope, tiny_mistral, tiny_olmo2, tiny_phi3, tiny_qwen2, tiny_smollm3
 from tests.core.tiny_models import ROPES, Driver, load, output, transformers_greedy, transformers_logits
 
 IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -140,6 +140,7 @@ def test_longrope_generates_like_transformers_beyond_its_original_limit(tmp_path
     (tiny_phi3, {"rope_parameters": longrope(32, 6, short_factor=["1"])}, "short_factor must be a list of finite"),
     (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 0.6}}, "cannot rotate 7 elements"),
     (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 1.5}}, "cannot rotate 18 elements"),
+    (tiny_olmo2, {"layer_types": ["sliding_attention"] * 3, "sliding_window": 8}, "no sliding windows"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
 from orca_core.models import load_model
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
-from tests.core.tiny_families import longrope, tiny_mistral, tiny_phi3, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_families import longrope, tiny_mistral, tiny_olmo2, tiny_phi3, tiny_qwen2, tiny_smollm3
 from tests.core.tiny_gguf import write_gguf
 from tests.core.tiny_models import (
     ROPES,
@@ -52,6 +52,7 @@ def refusal(path: Path) -> str:
     lambda: tiny_qwen3(tie_word_embeddings=True),
     tiny_qwen2,
     lambda: tiny_mistral(sliding_window=None),
+    tiny_olmo2,
     tiny_phi3,
     lambda: tiny_phi3(sliding_window=16),
     lambda: tiny_phi3(rope_parameters={**ROPES["default"], "partial_rotary_factor": 0.67}),
