@@ -19,6 +19,7 @@ from orca_core.models.registry import Architecture
 
 _EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 DIVISORS: Final[tuple[str, ...]] = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_LAYERS_OF_27B: Final[Mapping[str, int]] = MappingProxyType({"gemma2": 46, "gemma3": 62})
 _ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", "linear": "linear", "yarn": "yarn"})
 
 
@@ -63,7 +64,7 @@ def read_gguf_config(facts: GgufFacts, architecture: Architecture) -> ModelConfi
         gated_mlp=architecture.gated_mlp,
         learned_positions=architecture.learned_positions,
         embedding_scale=hidden_size**0.5 if architecture.scaled_embedding else None,
-        attention_scale=None,
+        attention_scale=_attention_scale(architecture, fields.integer("block_count"), hidden_size, n_heads),
         attention_softcap=_softcap(fields, architecture, "attn_logit_softcapping"),
         logit_softcap=_softcap(fields, architecture, "final_logit_softcapping"),
         tied_head="output.weight" not in facts.shapes,
@@ -82,6 +83,12 @@ def _refuse_unsupported(source: str, top: Fields, fields: Fields) -> None:
         raise ModelLoadError(source, "mixtures of experts are not supported")
     if top.integer("split.count", default=1) > 1:
         raise ModelLoadError(source, "GGUF files split in parts are not supported; merge them first")
+
+
+def _attention_scale(architecture: Architecture, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
+    """No file says query_pre_attn_scalar: it is the head size but in the 27B models, known by their number of layers."""
+    is_27b = _LAYERS_OF_27B.get(str(architecture.gguf_name)) == n_layers
+    return float((hidden_size / n_heads) ** -0.5) if is_27b else None
 
 
 def _softcap(fields: Fields, architecture: Architecture, name: str) -> float | None:
@@ -119,6 +126,22 @@ def _plain_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int
     return (LayerConfig(_rope(facts, fields, head_dim)),) * n_layers
 
 
+def _gemma2_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """Every other layer has a window, the first one too."""
+    rope, window = _rope(facts, fields, head_dim), fields.integer("attention.sliding_window", default=4096)
+    return tuple(LayerConfig(rope, window if index % 2 == 0 else None) for index in range(n_layers))
+
+
+def _gemma3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """All but every sixth layer have a window, if the file has one, and a rope that is not scaled."""
+    window, pattern = fields.optional_integer("attention.sliding_window"), 6
+    if fields.has("attention.sliding_window_pattern"):
+        pattern = max(fields.integer("attention.sliding_window_pattern"), 1)
+    wide = LayerConfig(_rope(facts, fields, head_dim))
+    local = LayerConfig(RopeConfig("default", fields.number("rope.freq_base_swa", default=10000.0)), window)
+    return tuple(wide if window is None or (i + 1) % pattern == 0 else local for i in range(n_layers))
+
+
 def _phi3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """One window in all layers; 0 = none. A rope of two sets where the file has them."""
     theta, dim = fields.number("rope.freq_base", default=10000.0), fields.integer("rope.dimension_count", head_dim)
@@ -148,6 +171,8 @@ def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: i
 
 _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
     {
+        "gemma2": _gemma2_layers,
+        "gemma3": _gemma3_layers,
         "llama": _plain_layers,
         "olmo2": _plain_layers,
         "phi3": _phi3_layers,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from orca_core.models.config import LayerConfig
+from orca_core.models.config import LayerConfig, RopeConfig
 from orca_core.models.fields import Fields
 from orca_core.models.hf_rope import read_rope
 
@@ -22,6 +22,35 @@ def _plain_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerCo
     if any(kind != "full_attention" for kind in types) or fields.flag("use_sliding_window", default=False):
         raise fields.error("use_sliding_window", "must be false: this architecture has no sliding windows")
     return (LayerConfig(read_rope(fields, head_dim)),) * n_layers
+
+
+def _gemma2_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """Every other layer has a window, the first one too."""
+    layers = [LayerConfig(read_rope(fields, head_dim))] * n_layers
+    window = fields.optional_integer("sliding_window", 4096)
+    return _with_windows(fields, layers, window, [(index + 1) % 2 != 0 for index in range(n_layers)])
+
+
+def _gemma3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
+    """Layers with a window have a rope of their own, which is never scaled with the model's length."""
+    pattern = max(fields.integer("sliding_window_pattern", default=6), 1)
+    window = fields.optional_integer("sliding_window", 4096)
+    is_sliding = [(index + 1) % pattern != 0 for index in range(n_layers)]
+    wide, local = _gemma3_ropes(fields, head_dim)
+    layers = _with_windows(fields, [LayerConfig(wide)] * n_layers, window, is_sliding)
+    return tuple(layer if layer.window is None else LayerConfig(local, layer.window) for layer in layers)
+
+
+def _gemma3_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+    """Of the layers that see everything, and of those that do not."""
+    if not fields.has("rope_parameters"):
+        local = RopeConfig("default", fields.number("rope_local_base_freq", default=10000.0))
+        return read_rope(fields, head_dim, theta=1e6), local
+    ropes = fields.section("rope_parameters")
+    if not ropes.has("full_attention") and not ropes.has("sliding_attention"):
+        raise fields.error("rope_parameters", "must have full_attention and sliding_attention")
+    wide = read_rope(fields, head_dim, section=ropes.section("full_attention"), theta=1e6)
+    return wide, read_rope(fields, head_dim, section=ropes.section("sliding_attention"))
 
 
 def _mistral_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
@@ -89,6 +118,8 @@ def _layer_types(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
 
 LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
     {
+        "Gemma2ForCausalLM": _gemma2_layers,
+        "Gemma3ForCausalLM": _gemma3_layers,
         "LlamaForCausalLM": _plain_layers,
         "MistralForCausalLM": _mistral_layers,
         "Olmo2ForCausalLM": _plain_layers,

@@ -40,6 +40,12 @@ class Layout:
         return f"{self.prefix}{self.layers}.{index}."
 
 
+GEMMA: Final = Layout(
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+    norm_offset=1.0,
+)
 OLMO2: Final = Layout(
     attention_norm=None,
     attention_post_norm="post_attention_layernorm",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -46,7 +46,29 @@ class Architecture:
     default_tied: bool = False
 
 
+_GEMMA2: Final = Architecture(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    layout=layout.GEMMA,
+    aliases=MappingProxyType({"hidden_act": "hidden_activation"}),
+    norm="rms_wide",
+    scaled_embedding=True,
+    softcaps=MappingProxyType({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
+    default_activation="gelu_pytorch_tanh",
+    default_head_dim=256,
+    default_query_scalar=256,
+    default_tied=True,
+)
+
 _ALL: Final = (
+    _GEMMA2,
+    replace(
+        _GEMMA2,
+        name="Gemma3ForCausalLM",
+        gguf_name="gemma3",
+        qk_norm="head",
+        softcaps=MappingProxyType({"final_logit_softcapping": None}),
+    ),
     Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
     # a converted Mistral is a llama to llama.cpp
     Architecture("MistralForCausalLM", None),

@@ -61,6 +61,36 @@ def tiny_olmo2(**changes: Any) -> transformers.Olmo2ForCausalLM:
     return randomised(transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**{**options, **changes})))
 
 
+_GEMMA: Final[dict[str, Any]] = {
+    **SHARED, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "query_pre_attn_scalar": 16, "sliding_window": 16, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def tiny_gemma2(**changes: Any) -> transformers.Gemma2ForCausalLM:
+    """Caps low enough to bend most scores and logits."""
+    options = {
+        **_GEMMA, "rope_parameters": ROPES["default"], "attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0,
+    }  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**{**options, **changes}))
+    return randomised(model, norm_mean=0.0)
+
+
+def tiny_gemma3(**changes: Any) -> transformers.Gemma3ForCausalLM:
+    """Two layers with a window and their own rope to one without."""
+    options = {**_GEMMA, "rope_parameters": gemma3_ropes(), "sliding_window_pattern": 3}
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**{**options, **changes}))
+    return randomised(model, norm_mean=0.0)
+
+
+def gemma3_ropes(**full: Any) -> dict[str, Any]:
+    """Ropes of the two kinds of layers."""
+    return {
+        "full_attention": {"rope_type": "default", "rope_theta": 5000.0, **full},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+
+
 VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "llama-default": tiny_llama,
     "llama-linear": lambda: tiny_llama(rope_parameters=ROPES["linear"]),
@@ -90,6 +120,14 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "phi3-window": lambda: tiny_phi3(sliding_window=16),
     "phi3-partial": lambda: tiny_phi3(rope_parameters={**ROPES["default"], "partial_rotary_factor": 0.67}),
     "phi3-longrope-short": lambda: tiny_phi3(rope_parameters=longrope(256, 6, factor=4.0)),
+    "gemma2": tiny_gemma2,
+    "gemma2-untied-no-caps": lambda: tiny_gemma2(
+        tie_word_embeddings=False, attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=40
+    ),
+    "gemma2-linear": lambda: tiny_gemma2(rope_parameters=ROPES["linear"]),
+    "gemma3": tiny_gemma3,
+    "gemma3-linear": lambda: tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0)),
+    "gemma3-cap": lambda: tiny_gemma3(final_logit_softcapping=5.0, query_pre_attn_scalar=24, attention_bias=True),
     "olmo2": tiny_olmo2,
     "olmo2-biases-tied": lambda: tiny_olmo2(attention_bias=True, tie_word_embeddings=True),
     "olmo2-yarn": lambda: tiny_olmo2(rope_parameters=ROPES["yarn"], num_key_value_heads=4),

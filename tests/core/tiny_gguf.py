@@ -38,6 +38,7 @@ def write_gguf(model: Any, path: Path, *, tensors: dict[str, np.ndarray] | None 
 
 def _metadata(config: Any) -> dict[str, Any]:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     values = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -48,19 +49,28 @@ def _metadata(config: Any) -> dict[str, Any]:
         "key_length": head_dim,
         "value_length": head_dim,
         "layer_norm_rms_eps": config.rms_norm_eps,
-        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_freq_base": rope["rope_theta"],
         "vocab_size": config.vocab_size,
         "token_list": [f"t{i}" for i in range(config.vocab_size)],
         "eos_token_id": config.eos_token_id,
     }
     if config.model_type == "phi3":
-        rope = config.rope_parameters
         values |= {"rope_dimension_count": int(head_dim * rope["partial_rotary_factor"])}
         values |= {"sliding_window": config.sliding_window or 0}
         values |= {"rope_scaling_orig_ctx_len": config.original_max_position_embeddings}
         if rope["rope_type"] == "longrope":
             limit, original = config.max_position_embeddings, config.original_max_position_embeddings
             values |= {"rope_scaling_attn_factors": np.sqrt(1 + np.log(limit / original) / np.log(original))}
+    if config.model_type in ("gemma2", "gemma3_text"):
+        values |= {"sliding_window": config.sliding_window}
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(config, name):
+                values |= {name: getattr(config, name)}
+    if config.model_type == "gemma3_text":
+        values |= {"rope_freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"]}
+        values |= {"sliding_window_pattern": 3}
+        if rope["rope_type"] == "linear":
+            values |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": rope["factor"]}
     return values
 
 
@@ -76,6 +86,8 @@ def _converted(arch: str, name: str, values: np.ndarray, config: Any) -> np.ndar
         return _permuted(values, config.num_attention_heads)
     if arch in _PERMUTED and "k_proj" in name:
         return _permuted(values, config.num_key_value_heads)
+    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        return values + 1
     return values
 
 

@@ -12,7 +12,17 @@ import torch
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
-from tests.core.tiny_families import longrope, tiny_mistral, tiny_olmo2, tiny_phi3, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_families import (
+    gemma3_ropes,
+    longrope,
+    tiny_gemma2,
+    tiny_gemma3,
+    tiny_mistral,
+    tiny_olmo2,
+    tiny_phi3,
+    tiny_qwen2,
+    tiny_smollm3,
+)
 from tests.core.tiny_models import ROPES, Driver, load, output, transformers_greedy, transformers_logits
 
 IDS = torch.randint(0, 96, (50,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -49,6 +59,8 @@ def windows(decoder: Decoder) -> list[int | None]:
     (tiny_mistral, {"sliding_window": None}, [None, None, None]),
     (tiny_smollm3, {"use_sliding_window": True, "sliding_window": 9}, [None, None, None, 9, None]),
     (tiny_phi3, {"sliding_window": 9}, [9, 9, 9]),
+    (tiny_gemma2, {"sliding_window": 9}, [9, None, 9, None]),
+    (tiny_gemma3, {"sliding_window": 9}, [9, 9, None, 9]),
     (tiny_qwen2, {"use_sliding_window": False, "sliding_window": 9}, [None, None, None]),
     (tiny_qwen2, {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention",
      "full_attention", "full_attention"]}, [9, None, None]),
@@ -62,7 +74,7 @@ def test_which_layers_have_a_window(
     assert windows(decoder) == expected
     assert_parity(decoder, model)
     if "layer_types" not in changes:
-        assert windows(load(save(model, tmp_path, drop=("layer_types",)))) == expected
+        assert windows(load(save(model, tmp_path, drop=("layer_types",), sliding_window_pattern=3))) == expected
 
 
 def test_a_window_hides_what_is_before_it(tmp_path: Path) -> None:
@@ -96,6 +108,19 @@ def test_layers_without_rope(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_gemma3_ropes_as_the_files_of_the_hub_have_them(tmp_path: Path) -> None:
+    """Those were written by transformers 4."""
+    model = tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0))
+    decoder = load(save(
+        model, tmp_path, drop=("rope_parameters", "layer_types"), rope_theta=5000.0, rope_local_base_freq=100.0,
+        rope_scaling={"factor": 4.0, "rope_type": "linear"}, sliding_window_pattern=3,
+    ))  # fmt: skip
+    assert_parity(decoder, model)
+    bare = load(save(model, tmp_path, drop=("rope_parameters",)))
+    thetas = [layer.rope and layer.rope.theta for layer in bare.config.layers]
+    assert thetas == [1e4, 1e4, 1e6, 1e4]
+
+
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
 @pytest.mark.parametrize(("partial", "n_divisors"), [(1.0, 6), (0.67, 4)])
 def test_longrope_uses_the_set_for_the_length_that_is_served(
@@ -123,6 +148,20 @@ def test_longrope_generates_like_transformers_beyond_its_original_limit(tmp_path
     assert output(request) == transformers_greedy(model, IDS, 20)
 
 
+# ---- caps and scales
+
+
+@pytest.mark.parametrize("name", ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"])
+def test_what_gemma2_has_where_the_file_is_silent(name: str, tmp_path: Path) -> None:
+    """As transformers: no cap is not the same as no word about it."""
+    model = tiny_gemma2()
+    silent = load(save(model, tmp_path, drop=(name,)))
+    default = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256}[name]
+    torch.testing.assert_close(logits(silent), logits(load(save(model, tmp_path, **{name: default}))))
+    assert (logits(silent) - logits(load(save(model, tmp_path)))).abs().max() > 1e-2
+    assert load(save(model, tmp_path, drop=("tie_word_embeddings",))).config.tied_head
+
+
 @pytest.mark.parametrize(("build", "changes", "named"), [
     (tiny_qwen2, {"layer_types": ["full_attention"]}, "layer_types must have 3 entries"),
     (tiny_qwen2, {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention' is not supported; known: full_"),
@@ -141,6 +180,13 @@ def test_longrope_generates_like_transformers_beyond_its_original_limit(tmp_path
     (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 0.6}}, "cannot rotate 7 elements"),
     (tiny_phi3, {"rope_parameters": {**ROPES["default"], "partial_rotary_factor": 1.5}}, "cannot rotate 18 elements"),
     (tiny_olmo2, {"layer_types": ["sliding_attention"] * 3, "sliding_window": 8}, "no sliding windows"),
+    (tiny_gemma3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
+    (tiny_gemma3, {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
+    (tiny_gemma3, {"rope_parameters": {"rope_type": "default"}}, "must have full_attention and sliding_attention"),
+    (tiny_gemma2, {"sliding_window": None}, "sliding_window is missing"),
+    (tiny_gemma2, {"hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
+    (tiny_gemma2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
+    (tiny_gemma2, {"final_logit_softcapping": -1.0}, "logit_softcap must be above 0"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -16,7 +16,17 @@ from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
 from orca_core.models import load_model
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
-from tests.core.tiny_families import longrope, tiny_mistral, tiny_olmo2, tiny_phi3, tiny_qwen2, tiny_smollm3
+from tests.core.tiny_families import (
+    gemma3_ropes,
+    longrope,
+    tiny_gemma2,
+    tiny_gemma3,
+    tiny_mistral,
+    tiny_olmo2,
+    tiny_phi3,
+    tiny_qwen2,
+    tiny_smollm3,
+)
 from tests.core.tiny_gguf import write_gguf
 from tests.core.tiny_models import (
     ROPES,
@@ -29,7 +39,7 @@ from tests.core.tiny_models import (
 )
 
 IDS = list(range(3, 53))
-EXACT: Final = {"phi3": 1e-5}
+EXACT: Final = {"phi3": 1e-5, "gemma2": 1e-5, "gemma3_text": 1e-5}
 """Where what a file keeps as float32 is a float64 in config.json, or 1 + w: the numbers differ in the last bit."""
 
 
@@ -52,6 +62,10 @@ def refusal(path: Path) -> str:
     lambda: tiny_qwen3(tie_word_embeddings=True),
     tiny_qwen2,
     lambda: tiny_mistral(sliding_window=None),
+    tiny_gemma2,
+    tiny_gemma3,
+    lambda: tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),  # the 27B model: hidden_size / heads
+    lambda: tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0), final_logit_softcapping=5.0),
     tiny_olmo2,
     tiny_phi3,
     lambda: tiny_phi3(sliding_window=16),
