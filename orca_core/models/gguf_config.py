@@ -86,7 +86,7 @@ def _refuse_unsupported(source: str, top: Fields, fields: Fields) -> None:
 
 
 def _attention_scale(architecture: Architecture, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
-    """No file says query_pre_attn_scalar: it is the head size but in the 27B models, known by their number of layers."""
+    """No file says query_pre_attn_scalar: the head size but in the 27B models, known by how many layers they have."""
     is_27b = _LAYERS_OF_27B.get(str(architecture.gguf_name)) == n_layers
     return float((hidden_size / n_heads) ** -0.5) if is_27b else None
 
@@ -142,6 +142,11 @@ def _gemma3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: in
     return tuple(wide if window is None or (i + 1) % pattern == 0 else local for i in range(n_layers))
 
 
+def _gpt2_layers(_facts: GgufFacts, _fields: Fields, n_layers: int, _head_dim: int) -> tuple[LayerConfig, ...]:
+    """Positions are learned and added to the embedding: nothing is rotated."""
+    return (LayerConfig(rope=None),) * n_layers
+
+
 def _phi3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """One window in all layers; 0 = none. A rope of two sets where the file has them."""
     theta, dim = fields.number("rope.freq_base", default=10000.0), fields.integer("rope.dimension_count", head_dim)
@@ -173,6 +178,7 @@ _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerC
     {
         "gemma2": _gemma2_layers,
         "gemma3": _gemma3_layers,
+        "gpt2": _gpt2_layers,
         "llama": _plain_layers,
         "olmo2": _plain_layers,
         "phi3": _phi3_layers,

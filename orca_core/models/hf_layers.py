@@ -116,10 +116,16 @@ def _layer_types(fields: Fields, n_layers: int) -> tuple[str, ...] | None:
     return types
 
 
+def _gpt2_layers(_fields: Fields, n_layers: int, _head_dim: int) -> tuple[LayerConfig, ...]:
+    """Positions are learned and added to the embedding: nothing is rotated."""
+    return (LayerConfig(rope=None),) * n_layers
+
+
 LAYER_READERS: Final[Mapping[str, LayerReader]] = MappingProxyType(
     {
         "Gemma2ForCausalLM": _gemma2_layers,
         "Gemma3ForCausalLM": _gemma3_layers,
+        "GPT2LMHeadModel": _gpt2_layers,
         "LlamaForCausalLM": _plain_layers,
         "MistralForCausalLM": _mistral_layers,
         "Olmo2ForCausalLM": _plain_layers,

@@ -46,6 +46,21 @@ GEMMA: Final = Layout(
     mlp_post_norm="post_feedforward_layernorm",
     norm_offset=1.0,
 )
+GPT2: Final = Layout(
+    prefix="transformer.",
+    embedding="wte",
+    positions="wpe",
+    layers="h",
+    norm="ln_f",
+    attention_norm="ln_1",
+    qkv=("attn.c_attn",),
+    output="attn.c_proj",
+    mlp_norm="ln_2",
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    transposed=True,
+    derived=(".attn.bias", ".attn.masked_bias"),
+)
 OLMO2: Final = Layout(
     attention_norm=None,
     attention_post_norm="post_attention_layernorm",

@@ -50,7 +50,11 @@ def _open(source: ModelSource) -> tuple[ModelConfig, Layout, Checkpoint]:
         file = GgufCheckpoint(source)
         return file.config(), file.layout(), file
     config, architecture = read_hf_config(source)
-    return config, architecture.layout, SafetensorsCheckpoint(source)
+    checkpoint, layout = SafetensorsCheckpoint(source), architecture.layout
+    if f"{layout.embedding}.weight" in checkpoint.shapes():
+        # saved from the model without its head, which is the embedding again (openai-community/gpt2)
+        layout = replace(layout, prefix="")
+    return config, layout, checkpoint
 
 
 def _auto_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -59,7 +59,29 @@ _GEMMA2: Final = Architecture(
     default_query_scalar=256,
     default_tied=True,
 )
-
+_GPT2: Final = Architecture(
+    "GPT2LMHeadModel",
+    "gpt2",
+    layout=layout.GPT2,
+    aliases=MappingProxyType(
+        {
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        }
+    ),
+    norm="layer",
+    biases=True,
+    gated_mlp=False,
+    learned_positions=True,
+    default_activation="gelu_new",
+    default_eps=1e-5,
+    default_tied=True,
+)
 _ALL: Final = (
     _GEMMA2,
     replace(
@@ -69,6 +91,7 @@ _ALL: Final = (
         qk_norm="head",
         softcaps=MappingProxyType({"final_logit_softcapping": None}),
     ),
+    _GPT2,
     Architecture("LlamaForCausalLM", "llama", gguf_permuted=True),
     # a converted Mistral is a llama to llama.cpp
     Architecture("MistralForCausalLM", None),

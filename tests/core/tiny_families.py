@@ -83,6 +83,15 @@ def tiny_gemma3(**changes: Any) -> transformers.Gemma3ForCausalLM:
     return randomised(model, norm_mean=0.0)
 
 
+def tiny_gpt2(**changes: Any) -> transformers.GPT2LMHeadModel:
+    """4 heads of 12, learned positions, biases everywhere."""
+    options = {
+        "vocab_size": 96, "n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 256, "bos_token_id": None,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    return randomised(transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**options, **changes})))
+
+
 def gemma3_ropes(**full: Any) -> dict[str, Any]:
     """Ropes of the two kinds of layers."""
     return {
@@ -128,6 +137,10 @@ VARIANTS: Final[dict[str, Callable[[], Any]]] = {
     "gemma3": tiny_gemma3,
     "gemma3-linear": lambda: tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0)),
     "gemma3-cap": lambda: tiny_gemma3(final_logit_softcapping=5.0, query_pre_attn_scalar=24, attention_bias=True),
+    "gpt2": tiny_gpt2,
+    "gpt2-inner-untied": lambda: tiny_gpt2(
+        n_inner=80, activation_function="gelu_pytorch_tanh", tie_word_embeddings=False
+    ),
     "olmo2": tiny_olmo2,
     "olmo2-biases-tied": lambda: tiny_olmo2(attention_bias=True, tie_word_embeddings=True),
     "olmo2-yarn": lambda: tiny_olmo2(rope_parameters=ROPES["yarn"], num_key_value_heads=4),

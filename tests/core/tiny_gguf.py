@@ -37,6 +37,8 @@ def write_gguf(model: Any, path: Path, *, tensors: dict[str, np.ndarray] | None 
 
 
 def _metadata(config: Any) -> dict[str, Any]:
+    if config.model_type == "gpt2":
+        return _gpt2_metadata(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     values = {
@@ -74,10 +76,23 @@ def _metadata(config: Any) -> dict[str, Any]:
     return values
 
 
+def _gpt2_metadata(config: Any) -> dict[str, Any]:
+    return {
+        "context_length": config.n_positions,
+        "embedding_length": config.n_embd,
+        "block_count": config.n_layer,
+        "feed_forward_length": config.n_inner or 4 * config.n_embd,
+        "head_count": config.n_head,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "token_list": [f"t{i}" for i in range(config.vocab_size)],
+        "eos_token_id": config.eos_token_id,
+    }
+
+
 def _more_tensors(config: Any) -> dict[str, np.ndarray]:
-    rope = config.rope_parameters
-    if config.model_type != "phi3" or rope["rope_type"] != "longrope":
+    if config.model_type != "phi3" or config.rope_parameters["rope_type"] != "longrope":
         return {}
+    rope = config.rope_parameters
     return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"]) for name in ("short", "long")}
 
 
@@ -88,6 +103,8 @@ def _converted(arch: str, name: str, values: np.ndarray, config: Any) -> np.ndar
         return _permuted(values, config.num_key_value_heads)
     if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return values + 1
+    if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return values.T
     return values
 
 

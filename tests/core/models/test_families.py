@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from orca_core.errors import ModelLoadError
 from orca_core.models import Decoder
@@ -17,6 +18,7 @@ from tests.core.tiny_families import (
     longrope,
     tiny_gemma2,
     tiny_gemma3,
+    tiny_gpt2,
     tiny_mistral,
     tiny_olmo2,
     tiny_phi3,
@@ -148,6 +150,33 @@ def test_longrope_generates_like_transformers_beyond_its_original_limit(tmp_path
     assert output(request) == transformers_greedy(model, IDS, 20)
 
 
+# ---- GPT-2
+
+
+def test_gpt2_as_its_first_files_have_it(tmp_path: Path) -> None:
+    """Without the prefix of the model with a head, and with the causal mask as a buffer of every layer."""
+    model = tiny_gpt2()
+    save(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    for index in range(3):
+        tensors[f"h.{index}.attn.bias"] = torch.ones(1, 1, 256, 256).tril()
+        tensors[f"h.{index}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert_parity(load(tmp_path), model)
+    tensors["h.0.attn.c_attn.extra"] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"unexpected tensors: h\.0\.attn\.c_attn\.extra"):
+        load(tmp_path)
+
+
+def test_learned_positions_of_a_shorter_model_stay_whole(tmp_path: Path) -> None:
+    model = tiny_gpt2()
+    decoder = load(save(model, tmp_path), max_model_len=64)
+    assert decoder.config.max_position_embeddings == 64
+    assert_parity(decoder, model)
+
+
 # ---- caps and scales
 
 
@@ -187,6 +216,12 @@ def test_what_gemma2_has_where_the_file_is_silent(name: str, tmp_path: Path) -> 
     (tiny_gemma2, {"hidden_activation": "gelu"}, "activation 'gelu' is not supported"),
     (tiny_gemma2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
     (tiny_gemma2, {"final_logit_softcapping": -1.0}, "logit_softcap must be above 0"),
+    (tiny_gpt2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx must be false"),
+    (tiny_gpt2, {"scale_attn_weights": False}, "scale_attn_weights must be true"),
+    (tiny_gpt2, {"add_cross_attention": True}, "add_cross_attention must be false"),
+    (tiny_gpt2, {"activation_function": "relu"}, "activation 'relu' is not supported"),
+    (tiny_gpt2, {"n_embd": None}, "n_embd is missing"),
+    (tiny_gpt2, {"n_positions": 128}, "transformer.wpe.weight is [256, 48], not [128, 48]"),
     (tiny_qwen2, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be null"),
 ])  # fmt: skip
 def test_refused(build: Callable[..., Any], changes: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.core.tiny_families import (
     longrope,
     tiny_gemma2,
     tiny_gemma3,
+    tiny_gpt2,
     tiny_mistral,
     tiny_olmo2,
     tiny_phi3,
@@ -66,6 +67,8 @@ def refusal(path: Path) -> str:
     tiny_gemma3,
     lambda: tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),  # the 27B model: hidden_size / heads
     lambda: tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0), final_logit_softcapping=5.0),
+    tiny_gpt2,
+    lambda: tiny_gpt2(n_inner=80, tie_word_embeddings=False),
     tiny_olmo2,
     tiny_phi3,
     lambda: tiny_phi3(sliding_window=16),

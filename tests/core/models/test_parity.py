@@ -12,7 +12,7 @@ import torch
 
 from orca_core.models import Decoder
 from orca_core.request import Request
-from tests.core.tiny_families import VARIANTS, tiny_gemma3, tiny_olmo2
+from tests.core.tiny_families import VARIANTS, tiny_gemma3, tiny_gpt2, tiny_olmo2
 from tests.core.tiny_models import (
     ROPES,
     VOCAB_SIZE,
@@ -168,7 +168,7 @@ def test_old_style_rope_fields(tmp_path: Path) -> None:
     assert_close(driver.logits([(driver.start("a", ids), 50)]), transformers_logits(model, ids))
 
 
-@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3, tiny_olmo2, tiny_gemma3])
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3, tiny_olmo2, tiny_gemma3, tiny_gpt2])
 def test_bfloat16_equals_transformers_bfloat16_within_its_precision(build: Any, tmp_path: Path) -> None:
     model = build().to(torch.bfloat16)
     model.save_pretrained(tmp_path)
