@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tqdm import tqdm
 
 from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
@@ -90,6 +91,19 @@ def test_equals_the_safetensors_of_the_same_model(build: Any, tmp_path: Path) ->
     assert [layer.rope and layer.rope.theta for layer in ours.layers] == [
         layer.rope and layer.rope.theta for layer in theirs.layers
     ]
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen2, tiny_qwen3, tiny_phi3, tiny_gemma2, tiny_gemma3, tiny_gpt2])
+def test_transformers_reads_the_weights_alike(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its translation of names, order of rows, transposition and offsets of norms is not ours, nor that of the test."""
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread that watches its progress bar
+    model = build()
+    file = write_gguf(model, tmp_path / "a.gguf")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, config=model.config, dtype=torch.float32,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+    )  # fmt: skip
+    torch.testing.assert_close(logits(file), transformers_logits(oracle.eval(), IDS), atol=1e-4, rtol=0)
 
 
 def test_scaled_rope(tmp_path: Path) -> None:
