@@ -92,13 +92,13 @@ class Fields:
         return tuple(values)
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Token ids: one integer, a list of them, or nothing at all."""
+        """Whole numbers: one, a list of them, or nothing at all."""
         value = self._values.get(self._key(name))
         values: Iterable[object] = value if isinstance(value, list) else () if value is None else (value,)
         ids: list[int] = []
         for item in values:
             if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-                raise self.error(name, "must be a token id or a list of them")
+                raise self.error(name, "must be a whole number or a list of them")
             ids.append(item)
         return tuple(ids)
 

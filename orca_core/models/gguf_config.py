@@ -19,7 +19,16 @@ from orca_core.models.registry import Architecture
 
 _EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 DIVISORS: Final[tuple[str, ...]] = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_LAYERS_OF_27B: Final[Mapping[str, int]] = MappingProxyType({"gemma2": 46, "gemma3": 62})
+_LAYERS_OF_27B: Final[Mapping[str, int]] = MappingProxyType({"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62})
+_ROPE_EXTRAS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_attn_factor": 1.0,
+        "rope.scaling.yarn_ext_factor": 1.0,
+        "rope.scaling.yarn_log_multiplier": 0.0,
+    }
+)
+"""Fields that change a rope, and the values with which they don't."""
 _ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", "linear": "linear", "yarn": "yarn"})
 
 
@@ -57,7 +66,7 @@ def read_gguf_config(facts: GgufFacts, architecture: Architecture) -> ModelConfi
         intermediate_size=fields.integer("feed_forward_length"),
         norm_eps=fields.number(f"attention.layer_norm_{'' if architecture.norm == 'layer' else 'rms_'}epsilon"),
         max_position_embeddings=fields.integer("context_length"),
-        layers=_LAYERS[str(architecture.gguf_name)](facts, fields, fields.integer("block_count"), head_dim),
+        layers=_LAYERS[architecture.name](facts, fields, fields.integer("block_count"), head_dim),
         norm=architecture.norm,
         qk_norm=architecture.qk_norm,
         activation=ACTIVATION_NAMES[architecture.default_activation],
@@ -87,7 +96,7 @@ def _refuse_unsupported(source: str, top: Fields, fields: Fields) -> None:
 
 def _attention_scale(architecture: Architecture, n_layers: int, hidden_size: int, n_heads: int) -> float | None:
     """No file says query_pre_attn_scalar: the head size but in the 27B models, known by how many layers they have."""
-    is_27b = _LAYERS_OF_27B.get(str(architecture.gguf_name)) == n_layers
+    is_27b = _LAYERS_OF_27B.get(architecture.name) == n_layers
     return float((hidden_size / n_heads) ** -0.5) if is_27b else None
 
 
@@ -99,6 +108,9 @@ def _rope(facts: GgufFacts, fields: Fields, head_dim: int) -> RopeConfig:
     theta = fields.number("rope.freq_base", default=10000.0)
     if fields.integer("rope.dimension_count", default=head_dim) != head_dim:
         raise fields.error("rope.dimension_count", f"must be the head size {head_dim}; only whole heads are rotated")
+    for name, plain_value in _ROPE_EXTRAS.items():
+        if fields.number(name, default=plain_value) != plain_value:
+            raise fields.error(name, "is not supported for this architecture")
     plain, short, long = (facts.divisors.get(name) for name in DIVISORS)
     if short is not None or long is not None:
         raise ModelLoadError(facts.source, "rope of two sets is not supported for this architecture")
@@ -176,14 +188,14 @@ def _smollm3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: i
 
 _LAYERS: Final[Mapping[str, Callable[[GgufFacts, Fields, int, int], tuple[LayerConfig, ...]]]] = MappingProxyType(
     {
-        "gemma2": _gemma2_layers,
-        "gemma3": _gemma3_layers,
-        "gpt2": _gpt2_layers,
-        "llama": _plain_layers,
-        "olmo2": _plain_layers,
-        "phi3": _phi3_layers,
-        "qwen2": _plain_layers,
-        "qwen3": _plain_layers,
-        "smollm3": _smollm3_layers,
+        "Gemma2ForCausalLM": _gemma2_layers,
+        "Gemma3ForCausalLM": _gemma3_layers,
+        "GPT2LMHeadModel": _gpt2_layers,
+        "LlamaForCausalLM": _plain_layers,
+        "Olmo2ForCausalLM": _plain_layers,
+        "Phi3ForCausalLM": _phi3_layers,
+        "Qwen2ForCausalLM": _plain_layers,
+        "Qwen3ForCausalLM": _plain_layers,
+        "SmolLM3ForCausalLM": _smollm3_layers,
     }
 )

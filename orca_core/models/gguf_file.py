@@ -44,10 +44,10 @@ class GgufCheckpoint:
         self._architecture = find_architecture(self._source, name, GGUF_ARCHITECTURES)
         # the converter has turned what is kept transposed, and has added its offset to the norms
         self._layout = replace(self._architecture.layout, transposed=False, norm_offset=0.0)
-        shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-        divisors = {name: self._divisors(tensors.pop(name)) for name in DIVISORS if name in tensors}
+        shapes = {key: _shape(tensor) for key, tensor in tensors.items()}
+        divisors = {key: self._divisors(tensors.pop(key)) for key in DIVISORS if key in tensors}
         self._config = read_gguf_config(GgufFacts(self._source, values, shapes, divisors), self._architecture)
-        self._tensors = self._renamed(tensors)
+        self._tensors = self._renamed(name, tensors)
 
     def config(self) -> ModelConfig:
         """The model's configuration, from the file's metadata and from which tensors it has."""
@@ -74,10 +74,10 @@ class GgufCheckpoint:
             values = _unpermuted(values, heads[projection])
         return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
-    def _renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _renamed(self, architecture: str, tensors: dict[str, Any]) -> dict[str, Any]:
         """By the names transformers has, as the converter translates them; what is left over keeps its own."""
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        names = gguf.get_tensor_name_map(kinds[str(self._architecture.gguf_name)], self._config.n_layers)
+        names = gguf.get_tensor_name_map(kinds[architecture], self._config.n_layers)
         ours = {}
         for name in expected_shapes(self._config, self._layout):
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -69,8 +69,9 @@ def _metadata(config: Any) -> dict[str, Any]:
             if getattr(config, name):
                 values |= {name: getattr(config, name)}
     if config.model_type == "gemma3_text":
-        values |= {"rope_freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"]}
-        values |= {"sliding_window_pattern": 3}
+        theta = config.rope_parameters["sliding_attention"]["rope_theta"]
+        if (config._sliding_window_pattern, theta) != (6, 10000.0):  # else the file need not say it
+            values |= {"sliding_window_pattern": config._sliding_window_pattern, "rope_freq_base_swa": theta}
         if rope["rope_type"] == "linear":
             values |= {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": rope["factor"]}
     return values

@@ -67,6 +67,7 @@ def refusal(path: Path) -> str:
     tiny_gemma2,
     tiny_gemma3,
     lambda: tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),  # the 27B model: hidden_size / heads
+    lambda: tiny_gemma3(num_hidden_layers=7, sliding_window_pattern=6, rope_parameters=None),
     lambda: tiny_gemma3(rope_parameters=gemma3_ropes(rope_type="linear", factor=4.0), final_logit_softcapping=5.0),
     tiny_gpt2,
     lambda: tiny_gpt2(n_inner=80, tie_word_embeddings=False),
@@ -162,6 +163,7 @@ def test_auto_dtype_is_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ({"rope_dimension_count": 6}, "rope.dimension_count"),
     ({"rope_scaling_type": gguf.RopeScalingType.LONGROPE, "rope_scaling_factor": 2.0}, "rope needs 6 divisors"),
     ({"rope_scaling_type": gguf.RopeScalingType.LINEAR}, "llama.rope.scaling.factor is missing"),
+    ({"rope_scaling_attn_factors": 1.2}, "llama.rope.scaling.attn_factor is not supported"),
     ({"block_count": 4}, "missing tensors: model.layers.3.input_layernorm.weight"),
     ({"head_count": 3}, "3 heads cannot share 2"),
     ({"feed_forward_length": 81}, "wrong shapes: model.layers.0.mlp.down_proj.weight is [48, 80], not [48, 81]"),
