@@ -87,7 +87,7 @@ class AppConfig(Section):
                 dtype=self.model.dtype,
                 device="cpu" if engine.device == "auto" and replicas.num_gpus == 0 else engine.device,
                 max_batch_size=engine.max_batch_size,
-                max_batch_tokens=engine.max_batch_tokens,
+                max_batch_tokens=None if engine.max_batch_tokens == "auto" else engine.max_batch_tokens,
                 n_slots=None if engine.n_slots == "auto" else engine.n_slots,
                 max_model_len=engine.max_model_len,
                 block_size=None if engine.block_size == "auto" else engine.block_size,

@@ -48,7 +48,8 @@ class ModelSection(Section):
 class EngineSection(Section):
     """One replica's engine.
 
-    - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration.
+    - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration,
+      which bounds the pause a long prompt makes in running streams; ``auto`` = 128, on a GPU 4096.
     - ``n_slots``: tokens whose K and V fit; ``auto`` = from the free memory measured after loading.
     - ``max_model_len``: tokens of one request, prompt + output; null = the model's own limit.
     - ``block_size``: slots in one block of the paged pool, on a GPU a multiple of 256; ``auto`` = 16, on a GPU 256.
@@ -65,7 +66,7 @@ class EngineSection(Section):
 
     device: Device = "auto"
     max_batch_size: int = Field(default=16, ge=1)
-    max_batch_tokens: int = Field(default=512, ge=1)
+    max_batch_tokens: Literal["auto"] | int = "auto"
     n_slots: Literal["auto"] | int = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
     block_size: Literal["auto"] | int = "auto"
@@ -78,7 +79,7 @@ class EngineSection(Section):
     threads: int | None = Field(default=None, ge=1)
     progress_timeout_s: float = Field(default=60.0, gt=0)
 
-    @field_validator("n_slots", "block_size", mode="before")
+    @field_validator("n_slots", "max_batch_tokens", "block_size", mode="before")
     @classmethod
     def _auto_or_count(cls, value: Any) -> Any:
         if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 from orca_core.errors import OverloadedError
 
 RETRY_RANGE_S: Final = (0.5, 60.0)
 _N_ENDS: Final = 64
+N_REMEMBERED: Final = 4096
+"""How many ended requests can still be told from unknown ones."""
 
 
 class Admission:
@@ -25,6 +27,7 @@ class Admission:
         self._max_slots = None if max_waiting_slots is None else n_slots + max_waiting_slots
         self._open: dict[str, int] = {}
         self._demand = 0
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._ends: deque[tuple[float, int]] = deque(maxlen=_N_ENDS)
 
     def __contains__(self, request_id: str) -> bool:
@@ -50,6 +53,13 @@ class Admission:
         if demand is not None:
             self._demand -= demand
             self._ends.append((now, demand))
+        self._ended[request_id] = None
+        while len(self._ended) > N_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def has_ended(self, request_id: str) -> bool:
+        """Whether a request of that id was open, lately, and is not any more."""
+        return request_id in self._ended
 
     def _retry_after_s(self, slots: int, now: float) -> float:
         """Seconds until that many slots are free again, at the rate at which the last requests gave theirs back."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -36,9 +36,6 @@ from orca_core.types import (
 from orca_core.validation import make_request
 
 logger = logging.getLogger(__name__)
-
-N_REMEMBERED = 4096
-"""How many ended requests ``cancel`` can still tell from unknown ones."""
 
 
 class Engine:
@@ -70,7 +67,6 @@ class Engine:
         self._arrivals: deque[tuple[GenerationRequest, Channel, float]] = deque()
         self._cancels: list[str] = []
         self._open: Admission | None = None
-        self._ended: OrderedDict[str, None] = OrderedDict()
         self._load = Load()
         self._progress_at = 0.0
         self._drain_until: float | None = None  # set once the engine is closing
@@ -86,9 +82,11 @@ class Engine:
             self._model = load_engine_model(self.config)
         info = self._model.info
         config = self.config
-        block_size = config.block_size_on(self._model.executor.device.type)
-        kv = KVManager(info.n_slots, block_size, config.max_batch_size, prefix_cache=config.prefix_cache)
-        scheduler = self._policy.of(config)
+        device_type = self._model.executor.device.type
+        kv = KVManager(
+            info.n_slots, config.block_size_on(device_type), config.max_batch_size, prefix_cache=config.prefix_cache
+        )
+        scheduler = self._policy.of(config, device_type)
         self._loop = EngineLoop(
             self._model,
             scheduler,
@@ -166,7 +164,8 @@ class Engine:
                 self._cancels.append(request_id)
                 self._wakeup.notify_all()
                 return CancelOutcome.CANCELLED
-            return CancelOutcome.ALREADY_FINISHED if request_id in self._ended else CancelOutcome.NOT_FOUND
+            ended = self._open is not None and self._open.has_ended(request_id)
+            return CancelOutcome.ALREADY_FINISHED if ended else CancelOutcome.NOT_FOUND
 
     def make_request(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
@@ -276,9 +275,6 @@ class Engine:
         with self._wakeup:
             if self._open is not None:
                 self._open.leave(request_id, self._clock())
-            self._ended[request_id] = None
-            while len(self._ended) > N_REMEMBERED:
-                self._ended.popitem(last=False)
 
     def _on_books(self, load: Load) -> None:
         """Called by the loop when a turn is over, before anybody hears of it."""

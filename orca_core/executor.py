@@ -80,7 +80,24 @@ class ModelExecutor:
         logits = self._logits(batch)
         if logits is None:
             return []
-        return sample(logits, [self._sampling_row(request) for request in batch.sampling_requests])
+        requests = batch.sampling_requests
+        try:
+            return sample(logits, [self._sampling_row(request) for request in requests])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            logger.exception("sampling failed; each of the %d requests is sampled alone", len(requests))
+            return [self._sample_alone(logits[i : i + 1], request) for i, request in enumerate(requests)]
+
+    def _sample_alone(self, logits: torch.Tensor, request: Request) -> SampledToken:
+        """The same token as in the batch; what fails fails for this request only."""
+        try:
+            return sample(logits, [self._sampling_row(request)])[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            logger.exception("request %s could not be sampled", request.request_id)
+            return SampledToken(0, ok=False)
 
     def recover(self, error: Exception) -> None:
         """See ``Executor``. After an out-of-memory error, what the failed iteration held on the device is let go."""

@@ -63,7 +63,7 @@ class GpuLoading:
     def kv_budget(self, block_size: int) -> int:
         """Bytes for K and V. Measures an iteration of the worst legal shape, and graphs by capturing them once."""
         config = self._config
-        n_tokens = min(config.max_batch_tokens, config.max_batch_size * self._max_model_len)
+        n_tokens = min(config.batch_tokens_on("cuda"), config.max_batch_size * self._max_model_len)
         peak = measure_peak(
             self._meter,
             lambda: warm_up(

@@ -221,7 +221,7 @@ class EngineLoop:
         """Append, detokenise, look for the end, emit."""
         live = self._live[request.request_id]
         if not token.ok:
-            logger.error("request %s: logits are not finite", request.request_id)
+            logger.error("request %s: there was nothing sound to choose from", request.request_id)
             self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))
             return

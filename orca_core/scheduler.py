@@ -68,9 +68,11 @@ class Scheduler:
         self.max_overtakers = max_overtakers
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Self:
-        """The scheduler an engine of that configuration has."""
-        return cls(config.max_batch_size, config.max_batch_tokens, config.overtaking_s, config.max_overtakers)
+    def of(cls, config: EngineConfig, device_type: str) -> Self:
+        """The scheduler an engine of that configuration has on ``cpu`` or ``cuda``."""
+        return cls(
+            config.max_batch_size, config.batch_tokens_on(device_type), config.overtaking_s, config.max_overtakers
+        )
 
     def select(self, pool: RequestPool, kv: KVManager, now: float) -> Selection:
         """Choose the next batch. ``now``: seconds on the engine's clock, the admission time of whoever is admitted."""

@@ -93,7 +93,7 @@ def bound_record(measured: Measured, achieved: float) -> dict[str, Any]:
     """
     config, runs = measured.config, measured.runs
     cost = IterationCost((iteration.n_tokens, iteration.seconds) for run in runs for iteration in run.iterations)
-    bound: Bound = bound_of(measured.options.shapes, config.max_batch_size, config.max_batch_tokens, cost)
+    bound: Bound = bound_of(measured.options.shapes, config.max_batch_size, config.batch_tokens_on("cpu"), cost)
     return {
         "static_s": bound.static_s,
         "arrival_order_s": bound.arrival_order_s,

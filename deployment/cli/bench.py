@@ -42,6 +42,7 @@ def offline(
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads on CPU; torch decides otherwise.")] = None,
     clock: Annotated[Literal["wall", "cpu"], typer.Option(help="cpu: this process's time on a CPU, for a shared "
                                                           "machine; needs --threads 1.")] = "wall",
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one iteration.")] = 512,
     seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", dir_okay=False, help="Draw the batch here (PNG).")] = None,
@@ -62,7 +63,7 @@ def offline(
     policies: tuple[Policy, ...] = ("iteration", "static") if policy == "both" else (policy,)
     options = OfflineOptions(workload, requests, policies, rounds, seed, clock)
     config = EngineConfig(model=model, dtype=dtype, device=device, max_batch_size=batch, threads=threads,
-                          max_batch_tokens=max(512, batch))  # fmt: skip
+                          max_batch_tokens=max(batch_tokens, batch))  # fmt: skip
     console = Console(stderr=True, highlight=False)
     measured = _measure(options, bench_config(config, options.shapes), console)
     record = make_record(measured)
@@ -75,6 +76,42 @@ def offline(
         json_file.write_text(json.dumps(record, indent=1) + "\n")
     if plot_file is not None:
         _plot(plot_file, measured)
+
+
+@app.command()
+def gaps(
+    budgets: Annotated[str, typer.Option(help="Values of max_batch_tokens, with commas.")] = "32,64,128,256,512",
+    streams: Annotated[int, typer.Option(min=1, help="Streams that run beside the long prompt.")] = 4,
+    length: Annotated[int, typer.Option(min=64, help="max_model_len: the long prompt almost fills it.")] = 2048,
+    model: Annotated[str, typer.Option(help="Embedded name, folder, .gguf file or hub id.")] = EMBEDDED_MODEL,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
+    device: Annotated[Device, typer.Option(help="Where to run.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads on CPU; torch decides otherwise.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")] = None,
+) -> None:
+    """The largest gap between two tokens of running streams while a long prompt is initiated, by token budget."""
+    try:
+        sizes = sorted({int(text) for text in budgets.split(",")})
+    except ValueError:
+        raise ConfigError("--budgets", "must be integers with commas") from None
+    if sizes[0] <= streams:
+        raise ConfigError("--budgets", f"must be above the number of streams, {streams}")
+    from rich.console import Console
+
+    from deployment.bench.gaps import gaps_config, gaps_table, measure_gaps
+    from deployment.bench.machine import describe_machine
+    from orca_core.loader import load_engine_model
+
+    config = gaps_config(
+        EngineConfig(model=model, dtype=dtype, device=device, threads=threads, max_batch_tokens=max(sizes)),
+        streams, sizes[0], length,
+    )  # fmt: skip
+    loaded = load_engine_model(config)
+    found = [measure_gaps(config, loaded, streams, size) for size in sizes]
+    Console(highlight=False).print(gaps_table(found, streams))
+    if json_file is not None:
+        record = {"machine": describe_machine(), "streams": streams, "gaps": [each.record() for each in found]}
+        json_file.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _measure(options: OfflineOptions, config: EngineConfig, console: Console) -> Measured:

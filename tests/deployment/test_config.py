@@ -18,7 +18,7 @@ from deployment.serve_file import (
     packaged_config_names,
     parse_serve_text,
 )
-from orca_core.config import EMBEDDED_MODEL
+from orca_core.config import EMBEDDED_MODEL, EngineConfig
 from orca_core.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"applications": [{"import_path": "deployment.app:build", "args": {}}]}
@@ -54,7 +54,11 @@ def test_is_frozen() -> None:
         ({"engine": 3}, "engine", "must be a mapping"),
         ({"engine": {"max_batch_size": 0}}, "engine.max_batch_size", "greater than or equal to 1"),
         ({"engine": {"max_batch_size": "many"}}, "engine.max_batch_size", "must be a valid integer"),
-        ({"engine": {"max_batch_size": 600}}, "engine.max_batch_tokens", "at least max_batch_size (600)"),
+        (
+            {"engine": {"max_batch_size": 600, "max_batch_tokens": 512}},
+            "engine.max_batch_tokens",
+            "at least max_batch_size (600)",
+        ),
         ({"engine": {"n_slots": "some"}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
@@ -229,3 +233,9 @@ def test_what_serve_would_swallow(old: str, new: str, field: str) -> None:
 
 def test_a_packaged_config_needs_no_suffix() -> None:
     assert load_serve_file("local-cpu") == load_serve_file("local-cpu.yaml")
+
+
+def test_how_many_tokens_an_iteration_has_by_itself() -> None:
+    assert [EngineConfig().batch_tokens_on(device) for device in ("cpu", "cuda")] == [128, 4096]
+    assert AppConfig.parse({"engine": {"max_batch_size": 600}}).engine_config().batch_tokens_on("cpu") == 600
+    assert AppConfig.parse({"engine": {"max_batch_tokens": 64}}).engine_config().batch_tokens_on("cuda") == 64

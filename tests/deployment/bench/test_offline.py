@@ -20,7 +20,7 @@ from deployment.cli.main import main
 from orca_core.config import EngineConfig
 from orca_core.executor import LoadedModel
 
-CONFIG = EngineConfig(max_batch_size=2)
+CONFIG = EngineConfig(max_batch_size=2, max_batch_tokens=512)
 
 
 def watch(told: list[tuple[Policy, int]]) -> Callable[[Policy, int], Callable[[], object]]:
