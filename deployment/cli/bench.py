@@ -114,6 +114,33 @@ def gaps(
         json_file.write_text(json.dumps(record, indent=1) + "\n")
 
 
+@app.command()
+def exactness(
+    requests: Annotated[int, typer.Option(min=1, help="Requests.")] = 32,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens each of them generates.")] = 64,
+    model: Annotated[str, typer.Option(help="Embedded name, folder, .gguf file or hub id.")] = EMBEDDED_MODEL,
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
+    device: Annotated[Device, typer.Option(help="Where to run.")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")] = None,
+) -> None:
+    """How often greedy tokens differ by batch, pieces, cached prefix and resumption: rounding, made visible."""
+    from rich.console import Console
+
+    from deployment.bench.exactness import exactness_table, measure_exactness
+    from orca_core.loader import load_engine_model
+
+    batch = 16
+    config = EngineConfig(
+        model=model, dtype=dtype, device=device, max_batch_size=batch, n_slots=batch * (128 + new_tokens)
+    )
+    loaded = load_engine_model(config)
+    found = measure_exactness(config, loaded, requests, new_tokens)
+    Console(highlight=False).print(exactness_table(found, loaded.info.dtype))
+    if json_file is not None:
+        record = {"dtype": loaded.info.dtype, "circumstances": [each.record() for each in found]}
+        json_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def _measure(options: OfflineOptions, config: EngineConfig, console: Console) -> Measured:
     """Load the model, run everything, say how far it is."""
     from deployment.bench.machine import describe_machine
