@@ -10,19 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
+from deployment.haproxy import free_range
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 120.0
-SETTLE_TIMEOUT_S = 10.0
+SETTLE_TIMEOUT_S = 60.0
 MARK = "ORCA_TEST_RUN"
 """Environment variable that tells the processes of one service from all others."""
 CONFIG = """
@@ -39,15 +39,6 @@ applications:
       replicas: {min: 2, max: 2, num_cpus: 1, load_report_interval_s: 0.25}
       drain: {timeout_s: 90}
 """
-
-
-def free_ports(n: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def marked_processes(mark: str) -> dict[int, str]:
@@ -97,7 +88,7 @@ def start(folder: Path, front: str, extra_environment: dict[str, str] | None = N
     """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
     config.write_text(CONFIG)
-    http_port, grpc_port = free_ports(2)
+    http_port, grpc_port = free_range(2)
     command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     command += ["--plain-proxy"] if front == "proxy" else []
