@@ -143,18 +143,14 @@ class LimitsSection(Section):
 
 
 class AuthSection(Section):
-    """``api_keys_file``: file with one API key a line; also from the environment variable ``ORCA_API_KEYS_FILE``."""
+    """``api_keys_file``: path, on every node with an ingress, of a file with one API key a line (``#``: comment); also
+    from the environment variable ``ORCA_API_KEYS_FILE``. null = whoever reaches the service may use it. Changes to the
+    file count within a second; replace it by renaming.
+    """
 
     api_keys_file: str | None = Field(
-        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, validate_default=True
+        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, min_length=1, validate_default=True
     )
-
-    @field_validator("api_keys_file")
-    @classmethod
-    def _no_keys_yet(cls, value: str | None) -> str | None:
-        if value is not None:  # serving openly to somebody who asked for keys would be worse than not starting
-            raise ValueError(f"this version cannot check API keys; leave it (and {API_KEYS_ENVIRONMENT}) unset")
-        return value
 
 
 class FailoverSection(Section):

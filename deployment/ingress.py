@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from deployment.auth import KeyCheck, NoKeys
 from deployment.config import AppConfig
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
@@ -90,7 +91,9 @@ class Ingress(GrpcMethods):
         replicas: ReplicaSet,
         tokenizer: IngressTokenizer,
         clock: Callable[[], float] = time.monotonic,
+        keys: KeyCheck | None = None,
     ) -> None:
+        self.keys = keys or NoKeys()
         self._config = config
         self._limits = config.limits
         self._replicas = replicas

@@ -25,7 +25,7 @@ from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
 from deployment.haproxy import own_environment
 from deployment.serve_file import SERVICERS, ServeFile
-from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
+from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
 from orca_core.source import resolve_source
 
 _log = logging.getLogger(__name__)
@@ -199,7 +199,8 @@ class Launcher:
         host = _reachable(self._file.host)
         while time.monotonic() < deadline:
             with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
-                client.model()
+                with suppress(UnauthenticatedError):  # an answer, too
+                    client.model()
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
