@@ -111,9 +111,11 @@ class ReplicasSection(Section):
 class AutoscalingSection(Section):
     """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
 
-    ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
-    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions
-    of a policy on queued slots; Serve's own, which decides until there is one, has a fixed interval.
+    - ``target_queued_slots_ratio``: demand aimed for, as a share of what all replicas hold: slots that are reserved,
+      queued or in the ingress's line over all slots; or, if that is more, their requests over all batches.
+    - ``upscale_delay_s`` / ``downscale_delay_s``: wall-clock seconds for which more, or fewer, replicas must be wanted
+      without a break before their number changes.
+    - ``interval_s``: seconds between two decisions, and between two reports of a replica to the autoscaler.
     """
 
     target_queued_slots_ratio: float = Field(default=0.8, gt=0)
