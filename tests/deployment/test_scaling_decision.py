@@ -128,6 +128,13 @@ def test_a_load_that_wavers_about_one_replica_changes_little() -> None:
     assert World(reports).run(600).n_changes <= 2
 
 
+def test_shrinking_leaves_something_to_spare() -> None:
+    for demand, expected in ((0.9, 2), (0.7, 1)):
+        world = World(spread(demand * FULL))
+        world.target = world.running = 2
+        assert world.run(100).target == expected
+
+
 class Queue:
     """A service where each replica computes ``speed`` tokens a second and holds few requests when it keeps up.
 
