@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-unit test-e2e check lint format-check types imports architecture proto proto-check \
+.PHONY: help setup serve test test-unit test-model test-e2e check lint format-check types imports architecture proto proto-check \
         format bench clean
 
 help: ## list the verbs
@@ -19,12 +19,16 @@ setup: ## make .venv and install what pyproject.toml and constraints.txt say
 serve: setup ## start Ray, serve the embedded model on two replicas, stay in the foreground
 	@exec $(BIN)/orca-serve up $(ARGS)
 
-test: setup ## run all tests: unit, then end to end
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+test: setup ## run all tests: unit, then the embedded model, then end to end
+	$(BIN)/python -m pytest -m "not e2e and not model" $(ARGS)
+	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
-test-unit: setup ## run the tests that start no server
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+test-unit: setup ## run the tests that start no server and load no real model
+	$(BIN)/python -m pytest -m "not e2e and not model" $(ARGS)
+
+test-model: setup ## run the tests of the engine on the embedded model
+	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
 
 test-e2e: setup ## run the tests that start Ray
 	$(BIN)/python -m pytest -m e2e $(ARGS)

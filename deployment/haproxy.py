@@ -107,7 +107,8 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
     ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
     """
     ports = _free_ports(len(_HAPROXY_PORTS))
-    http, grpc = free_range(_N_INGRESS_PORTS), free_range(_N_INGRESS_PORTS)
+    both = free_range(2 * _N_INGRESS_PORTS)  # one range, cut in two: two might be the same
+    http, grpc = both[:_N_INGRESS_PORTS], both[_N_INGRESS_PORTS:]
     home = f"{folder}/haproxy"
     return {
         **{name: str(port) for name, port in zip(_HAPROXY_PORTS, ports, strict=True)},

@@ -115,32 +115,37 @@ class Channel:
 
 
 class Outbox:
-    """Collects what one iteration has to say, so that each event loop is woken once an iteration, not once a token."""
+    """What one iteration has to say, handed over at its end and in its order.
+
+    Kept back until then, so that whoever hears that a request has ended finds its slots free in the books; and each
+    event loop is woken once an iteration, not once a token.
+    """
 
     def __init__(self) -> None:
-        self._to_wake: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
+        self._words: list[tuple[Channel, GenerationChunk | OrcaError]] = []
 
     def put(self, channel: Channel, chunk: GenerationChunk) -> None:
         """Hand a chunk to a channel."""
-        self._remember(channel, channel.put(chunk))
+        self._words.append((channel, chunk))
 
     def fail(self, channel: Channel, error: OrcaError) -> None:
         """End a channel with an error."""
-        self._remember(channel, channel.fail(error))
-
-    def _remember(self, channel: Channel, loop: asyncio.AbstractEventLoop | None) -> None:
-        if loop is not None:
-            self._to_wake.setdefault(loop, []).append(channel)
+        self._words.append((channel, error))
 
     def flush(self) -> None:
-        """Wake every event loop that has something to read."""
-        for loop, channels in self._to_wake.items():
+        """Deliver, then wake every event loop that has something to read."""
+        words, self._words = self._words, []
+        to_wake: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
+        for channel, word in words:
+            loop = channel.fail(word) if isinstance(word, OrcaError) else channel.put(word)
+            if loop is not None:
+                to_wake.setdefault(loop, []).append(channel)
+        for loop, channels in to_wake.items():
             try:
                 loop.call_soon_threadsafe(_wake_all, channels)
             except RuntimeError:  # that event loop is closed: its readers are gone and will never close their channels
                 for channel in channels:
                     channel.close()
-        self._to_wake = {}
 
 
 def _wake_all(channels: list[Channel]) -> None:

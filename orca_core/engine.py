@@ -90,6 +90,7 @@ class Engine:
             clock=self._clock,
             max_stream_backlog=self.config.max_stream_backlog,
             on_end=self._on_end,
+            on_books=self._on_books,
         )
         self._load = self._loop.load()
         self._open = Admission(
@@ -247,9 +248,6 @@ class Engine:
                     loop.run_iteration()
                 else:
                     loop.settle()
-                with self._wakeup:
-                    self._load = loop.load()
-                    self._progress_at = self._clock()
             self._give_up(loop, EngineClosedError("the engine was closed before the request ended"))
         except Exception as error:
             logger.critical("the engine loop has died", exc_info=error)
@@ -280,6 +278,12 @@ class Engine:
             while len(self._ended) > N_REMEMBERED:
                 self._ended.popitem(last=False)
 
+    def _on_books(self, load: Load) -> None:
+        """Called by the loop when a turn is over, before anybody hears of it."""
+        with self._wakeup:
+            self._load = load
+            self._progress_at = self._clock()
+
     def _give_up(self, loop: EngineLoop, error: OrcaError) -> None:
         """Fail whoever is still waiting, so that nobody waits for ever."""
         with self._wakeup:
@@ -291,5 +295,3 @@ class Engine:
         for request, channel, arrived_at in arrivals:
             loop.receive(request, channel, arrived_at)
         loop.abandon(error if isinstance(error, EngineClosedError | EngineDeadError) else EngineClosedError())
-        with self._wakeup:
-            self._load = loop.load()

@@ -49,7 +49,11 @@ class _Live:
 
 
 class EngineLoop:
-    """The engine's single-threaded half. ``on_end(request_id)`` is called once for every request that ends."""
+    """The engine's single-threaded half.
+
+    ``on_end(request_id)`` is called once for every request that ends; ``on_books(load)`` before each hand-over, so that
+    nobody hears of an end that the books don't know.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class EngineLoop:
         clock: Callable[[], float],
         max_stream_backlog: int,
         on_end: Callable[[str], None],
+        on_books: Callable[[Load], None],
     ) -> None:
         self._model = model
         self._scheduler = scheduler
@@ -70,6 +75,7 @@ class EngineLoop:
         self._clock = clock
         self._max_stream_backlog = max_stream_backlog
         self._on_end = on_end
+        self._on_books = on_books
         self._eos_ids = frozenset(model.info.eos_ids)
         self._n_iterations = 0
         self._n_failed_in_a_row = 0
@@ -126,7 +132,7 @@ class EngineLoop:
         """End every request: the engine is closing or dead."""
         for request in list(self._pool):
             self._fail(request, error)
-        self._outbox.flush()
+        self._hand_over()
 
     # ---- one iteration
 
@@ -150,10 +156,14 @@ class EngineLoop:
 
     def settle(self) -> None:
         """Hand over what was said; when nothing is left to do, audit the books."""
-        self._outbox.flush()
+        self._hand_over()
         if self.idle:
             self._pool.check_integrity(idle=True)
             self._kv.check_integrity(idle=True)
+
+    def _hand_over(self) -> None:
+        self._on_books(self.load())
+        self._outbox.flush()
 
     def _fail_batch(self, requests: Sequence[Request], error: Exception) -> None:
         """The whole iteration failed: its requests end, their slots return, and the loop goes on unless it repeats."""
@@ -207,7 +217,7 @@ class EngineLoop:
             self._outbox.put(live.channel, chunk)
             return
         self._outbox.put(live.channel, chunk)
-        if live.channel.backlog > self._max_stream_backlog:
+        if live.channel.backlog + len(chunk.token_ids) > self._max_stream_backlog:
             logger.warning("request %s: its reader stalled, cancelled", request.request_id)
             self._fail(request, RequestCancelledError(request.request_id))
 
