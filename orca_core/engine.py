@@ -17,10 +17,11 @@ from orca_core.channel import Channel
 from orca_core.config import EngineConfig
 from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, OrcaError
 from orca_core.executor import LoadedModel
+from orca_core.iterations import IterationObserver
 from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
-from orca_core.results import ResultBuilder, progress_bar
+from orca_core.results import Prompt, collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
     CancelOutcome,
@@ -39,14 +40,13 @@ logger = logging.getLogger(__name__)
 N_REMEMBERED = 4096
 """How many ended requests ``cancel`` can still tell from unknown ones."""
 
-Prompt = str | Sequence[int]
-
 
 class Engine:
     """Generation with iteration-level scheduling and selective batching (Orca, OSDI 2022).
 
     ``with Engine(config) as engine`` loads the model, starts the loop thread and closes both. Every method may be
     called from any thread. ``model``: use this instead of loading ``config.model``. ``clock``: seconds, monotonic.
+    ``policy``: the scheduler, made with the limits of ``config``. ``on_iteration``: see ``IterationObserver``.
     """
 
     def __init__(
@@ -55,8 +55,12 @@ class Engine:
         *,
         model: LoadedModel | None = None,
         clock: Callable[[], float] = time.monotonic,
+        policy: type[Scheduler] = Scheduler,
+        on_iteration: IterationObserver | None = None,
     ) -> None:
         self.config = config
+        self._policy = policy
+        self._on_iteration = on_iteration
         self._clock = clock
         self._model = model
         self._loop: EngineLoop | None = None
@@ -82,7 +86,7 @@ class Engine:
             self._model = load_engine_model(self.config)
         info = self._model.info
         kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
-        scheduler = Scheduler(self.config.max_batch_size, self.config.max_batch_tokens)
+        scheduler = self._policy(self.config.max_batch_size, self.config.max_batch_tokens)
         self._loop = EngineLoop(
             self._model,
             scheduler,
@@ -91,6 +95,7 @@ class Engine:
             max_stream_backlog=self.config.max_stream_backlog,
             on_end=self._on_end,
             on_books=self._on_books,
+            on_iteration=self._on_iteration,
         )
         self._load = self._loop.load()
         self._open = Admission(
@@ -139,6 +144,19 @@ class Engine:
             self._wakeup.notify_all()
         return channel
 
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Channel]:
+        """As ``submit``, but the loop sees all of them before it chooses its next batch. Where it raises, none runs."""
+        channels: list[Channel] = []
+        with self._wakeup:  # reentrant: the loop takes arrivals in only once it is free again
+            try:
+                for request in requests:
+                    channels.append(self.submit(request))
+            except OrcaError:
+                for channel in channels:
+                    channel.close()
+                raise
+        return channels
+
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
         with self._wakeup:
@@ -166,27 +184,9 @@ class Engine:
         One ``SamplingParams`` for all, or one for each. All prompts are checked before any starts. Raises the first
         request's error; the others are cancelled then.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequestError("prompts", "must be a list of prompts, not one string")
-        if isinstance(sampling, SamplingParams) or sampling is None:
-            each: Sequence[SamplingParams | None] = [sampling] * len(prompts)
-        else:
-            each = sampling
-        if len(each) != len(prompts):
-            raise InvalidRequestError("sampling", f"{len(each)} sampling parameters for {len(prompts)} prompts")
-        requests = [self.make_request(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
-        channels: list[Channel] = []
-        results = []
-        try:
-            channels += [self.submit(request) for request in requests]
-            with progress_bar(len(requests)) as advance:
-                for request, channel in zip(requests, channels, strict=True):
-                    results.append(ResultBuilder(request).extend(channel).build())
-                    advance()
-        finally:
-            for channel in channels:
-                channel.close()
-        return results
+        requests = [self.make_request(prompt, params) for prompt, params in pair_up(prompts, sampling)]
+        with progress_bar(len(requests)) as advance:
+            return collect(requests, self.submit_all(requests), advance)
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None

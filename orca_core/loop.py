@@ -16,6 +16,7 @@ from orca_core.errors import (
     UnavailableError,
 )
 from orca_core.executor import LoadedModel
+from orca_core.iterations import IterationObserver, describe_iteration
 from orca_core.kv import KVManager
 from orca_core.pool import RequestPool
 from orca_core.request import Request
@@ -65,6 +66,7 @@ class EngineLoop:
         max_stream_backlog: int,
         on_end: Callable[[str], None],
         on_books: Callable[[Load], None],
+        on_iteration: IterationObserver | None = None,
     ) -> None:
         self._model = model
         self._scheduler = scheduler
@@ -76,6 +78,7 @@ class EngineLoop:
         self._max_stream_backlog = max_stream_backlog
         self._on_end = on_end
         self._on_books = on_books
+        self._on_iteration = on_iteration
         self._eos_ids = frozenset(model.info.eos_ids)
         self._n_iterations = 0
         self._n_failed_in_a_row = 0
@@ -139,7 +142,8 @@ class EngineLoop:
     def run_iteration(self) -> None:
         """One turn (Orca figure 4): select, run, sample, detokenise, emit. Raises when the engine must be given up."""
         self.expire()
-        selection = self._scheduler.select(self._pool, self._kv, self._clock())
+        started = self._clock()
+        selection = self._scheduler.select(self._pool, self._kv, started)
         for request, error in selection.rejected:
             self._fail(request, error)
         if selection.chosen:
@@ -152,6 +156,8 @@ class EngineLoop:
                 self._deliver(batch, sampled)
                 self._n_iterations += 1
                 self._n_failed_in_a_row = 0
+                if self._on_iteration is not None:
+                    self._on_iteration(describe_iteration(batch, started, self._clock()))
         self.settle()
 
     def settle(self) -> None:
