@@ -135,16 +135,28 @@ def key_check(path: str | None) -> KeyCheck:
     return ApiKeys(path)
 
 
-class KeyGuard:
-    """ASGI: an application behind a check of keys. A refusal is an OpenAI error object; no body is read for it.
+class CountedKeys:
+    """A check of keys that tells ``on_refusal`` of each refusal."""
 
-    ``on_refusal``: told of each.
-    """
-
-    def __init__(self, app: _App, keys: KeyCheck, on_refusal: Callable[[OrcaError], None] | None = None) -> None:
-        self._app = app
+    def __init__(self, keys: KeyCheck, on_refusal: Callable[[OrcaError], None]) -> None:
         self._keys = keys
         self._on_refusal = on_refusal
+
+    def check(self, authorizations: Iterable[str | bytes]) -> None:
+        """See ``KeyCheck.check``."""
+        try:
+            self._keys.check(authorizations)
+        except UnauthenticatedError as error:
+            self._on_refusal(error)
+            raise
+
+
+class KeyGuard:
+    """ASGI: an application behind a check of keys. A refusal is an OpenAI error object; no body is read for it."""
+
+    def __init__(self, app: _App, keys: KeyCheck) -> None:
+        self._app = app
+        self._keys = keys
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         """One connection, as ASGI says."""
@@ -152,8 +164,6 @@ class KeyGuard:
             try:
                 self._keys.check(value for name, value in scope["headers"] if name == HEADER.encode())
             except UnauthenticatedError as error:
-                if self._on_refusal is not None:
-                    self._on_refusal(error)
                 return await self._refuse(error, scope, send)
         await self._app(scope, receive, send)
         return None

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from deployment.metrics import RayRegistry, ReplicaMetrics, Silent
 from deployment.router import load_to_stats
 from deployment.scaling_reports import scaling_stats
 from orca_core.config import EngineConfig
@@ -78,10 +79,17 @@ class Replica:
     ``clock``: wall-clock seconds (reports of replicas are compared across processes).
     """
 
-    def __init__(self, engine: ReplicaEngine, name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        engine: ReplicaEngine,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        metrics: ReplicaMetrics | None = None,
+    ) -> None:
         self._engine = engine
         self._name = name
         self._clock = clock
+        self._metrics = metrics or ReplicaMetrics(Silent(), name)
         self._live: dict[str, set[str]] = {}  # a client's own id -> our ids: several requests may share it
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._abandoned: OrderedDict[str, None] = OrderedDict()
@@ -105,6 +113,8 @@ class Replica:
         self._live.setdefault(client_request_id, set()).add(request.request_id)
         try:
             async for chunk in channel:
+                if chunk.timings is not None:
+                    self._metrics.queue_time(chunk.timings.queue_s)
                 yield self._name, chunk
         finally:
             channel.close()
@@ -144,8 +154,10 @@ class Replica:
         return ReplicaReport(self._name, self._engine.info(), self._engine.load(), self._clock())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Polled by Serve and handed to every router."""
-        return load_to_stats(self._engine.load(), self._clock())
+        """Polled by Serve, whether there is work or not, and handed to every router."""
+        load = self._engine.load()
+        self._metrics.load(load)
+        return load_to_stats(load, self._clock())
 
     async def note_line(self, ingress: str, slots: int, requests: int) -> None:
         """An ingress says what waits in its own line, before any replica: demand in slots, and requests.
@@ -182,8 +194,10 @@ class ServedReplica(Replica):
         use_threads(engine_config.threads)
         from orca_core.engine import Engine  # not before the thread count is set: torch reads it when it is imported
 
-        engine = Engine(replace(engine_config, memory_share=share_of_node()))
-        Replica.__init__(self, engine, serve.get_replica_context().replica_id.unique_id)
+        name = serve.get_replica_context().replica_id.unique_id
+        metrics = ReplicaMetrics(RayRegistry(), name)
+        engine = Engine(replace(engine_config, memory_share=share_of_node()), on_iteration=metrics.on_iteration)
+        Replica.__init__(self, engine, name, metrics=metrics)
         await self.start()
 
     def __del__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from deployment.auth import key_check
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.metrics import RayRegistry
 from deployment.replica_set import ServeReplicaSet
 
 
@@ -22,7 +23,8 @@ class ServedIngress(Ingress):
         def load() -> Tokenizer:
             return Tokenizer.load(resolve_source(config.model.source, config.model.revision))
 
-        Ingress.__init__(self, config, ServeReplicaSet(replicas), await asyncio.to_thread(load), keys=keys)
+        tokenizer = await asyncio.to_thread(load)
+        Ingress.__init__(self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry())
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""

@@ -62,6 +62,16 @@ class Launcher:
             return "in the session folder of the Ray that was joined, under logs/serve"
         return f"{self._temp_dir}/session_latest/logs/serve"
 
+    @property
+    def metrics(self) -> str | None:
+        """Where Prometheus reads the metrics of this node; ``None`` where Ray does not say."""
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        here = ray.get_runtime_context().get_node_id()
+        for node in nodes:
+            if node["NodeID"] == here and node.get("MetricsExportPort"):
+                return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        return None
+
     def start(self, rearm_signals: Callable[[], None]) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
 

@@ -78,6 +78,8 @@ def _serve(launcher: Launcher, file: ServeFile) -> None:
             typer.echo(_ready_line(file, launcher.model_id))
             _say_next(file)
             typer.echo(f"logs: {launcher.logs}", err=True)
+            if launcher.metrics is not None:
+                typer.echo(f"metrics: {launcher.metrics}", err=True)
             while True:
                 signal.pause()
         except _StopSignal:

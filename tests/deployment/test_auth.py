@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from deployment import auth
-from deployment.auth import ApiKeys, KeyGuard, NoKeys, key_check, read_keys
+from deployment.auth import ApiKeys, CountedKeys, KeyGuard, NoKeys, key_check, read_keys
 from deployment.grpc_api import SERVICE_NAME
 from deployment.http_api import build_app
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -221,7 +221,7 @@ async def test_a_refused_body_is_not_read(keys: ApiKeys) -> None:
         sent.append(message)
 
     refused: list[str] = []
-    guard = KeyGuard(build_app(FakeService()), keys, lambda error: refused.append(error.code))
+    guard = KeyGuard(build_app(FakeService()), CountedKeys(keys, lambda error: refused.append(error.code)))
     await guard(
         {"type": "http", "path": "/v1/completions", "headers": [(b"authorization", b"Bearer x")]}, receive, send
     )
