@@ -61,7 +61,8 @@ def up(
         grpc_port=grpc_port,
         api_keys_file=api_keys,
     )
-    file = _with_readable_keys(file)
+    if address is None:
+        file = _with_readable_keys(file)
     from deployment.cli.launcher import Launcher
 
     launcher = Launcher(file, address, dashboard)
@@ -104,7 +105,10 @@ def _handle_signals() -> None:
 
 
 def _with_readable_keys(file: ServeFile) -> ServeFile:
-    """With the path of the API keys as the ingress will see it. Raises ``ConfigError`` before anything is started."""
+    """With the path of the API keys as an ingress on this machine will see it; elsewhere the file may be another.
+
+    Raises ``ConfigError`` before anything is started.
+    """
     from deployment.auth import key_check
 
     given = file.app.auth.api_keys_file
