@@ -24,8 +24,10 @@ HEALTH_CHECK_PERIOD_S: Final = 5.0
 HEALTH_CHECK_TIMEOUT_S: Final = 30.0
 STALE_REPORTS: Final = 10.0
 """A load report is no longer believed after that many report intervals."""
-LOOK_BACK_REPORTS: Final = 4.0
-"""Serve keeps the reports to the autoscaler for that many intervals; it has to be above 1, and the last one counts."""
+SCALING_REPORTS: Final = 4.0
+"""The autoscaler believes the last report of a replica for that many intervals, and Serve keeps it as long."""
+SCALING_PATIENCE_S: Final = 4.0
+"""But no shorter than this: a busy machine reports late."""
 
 
 def build(config: AppConfig) -> Application:
@@ -88,7 +90,7 @@ def _scale(config: AppConfig) -> Mapping[str, Any]:
         "target_ratio": scaling.target_queued_slots_ratio,
         "upscale_delay_s": scaling.upscale_delay_s,
         "downscale_delay_s": scaling.downscale_delay_s,
-        "stale_after_s": STALE_REPORTS * scaling.interval_s,
+        "stale_after_s": max(SCALING_REPORTS * scaling.interval_s, SCALING_PATIENCE_S),
         "max_batch_size": config.engine.max_batch_size,
     }
     make_policy: Any = AutoscalingPolicy  # its constructor is untyped
@@ -101,7 +103,7 @@ def _scale(config: AppConfig) -> Mapping[str, Any]:
             max_replicas=replicas.max,
             initial_replicas=replicas.start,
             metrics_interval_s=scaling.interval_s,
-            look_back_period_s=LOOK_BACK_REPORTS * scaling.interval_s,
+            look_back_period_s=SCALING_REPORTS * scaling.interval_s,
             # Serve would wait on top of what our policy has waited
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deployment.scaling_decision import FULL_RATE_MEMORY, Facts, Settings, State, decide, measure
 from deployment.scaling_reports import FULL_STRETCH_S, Report, Seen, news, report_from_stats, scaling_stats
 from orca_core.types import Load
 
-SETTINGS = Settings(
-    target_ratio=0.8, upscale_delay_s=5.0, downscale_delay_s=60.0, stale_after_s=10.0, max_batch_size=16
-)
+SETTINGS = Settings(target_ratio=0.8, upscale_delay_s=5.0, downscale_delay_s=60.0, stale_after_s=4.0, max_batch_size=16)
 N_SLOTS = 1000
 FULL = 0.8 * N_SLOTS
 """Slots of demand that one replica is meant to take."""
@@ -29,12 +29,12 @@ class World:
         least: int = 1,
         most: int = 8,
         start_s: float = 20.0,
-        settings: Settings = SETTINGS,
+        chosen: Settings = SETTINGS,
     ) -> None:
         self.reports = reports
         self.bounds = (least, most)
         self.start_s = start_s
-        self.settings = settings
+        self.settings = chosen
         self.now = 100.0
         self.target = self.running = least
         self.starting: list[float] = []
@@ -242,6 +242,30 @@ def test_replicas_that_start_are_capacity_already_asked_for() -> None:
     assert world.target == 3
 
 
+@given(st.lists(st.tuples(st.floats(0, 6), st.sampled_from([0.5, 1.0, 4.0]), st.booleans()), min_size=40, max_size=200))
+@settings(max_examples=60, deadline=None)
+def test_no_change_comes_early_or_goes_too_far(ticks: list[tuple[float, float, bool]]) -> None:
+    """Whatever demand, pace and silence do: bounds, delays, and no more than some wish of the delay asked for."""
+    state, now, target, changed_at = State(), 0.0, 2, 0.0
+    history: list[tuple[float, float]] = []
+    for demand, pause_s, silent in ticks:
+        now += pause_s
+        slots = round(demand * FULL)
+        report = Report("r") if silent else Report("r", now, N_SLOTS, min(slots, N_SLOTS), max(0, slots - N_SLOTS))
+        history += [] if silent else [(now, demand)]
+        after, state, _ = decide(now, state, Facts(target, 1, 5, (report,)), SETTINGS)
+        assert 1 <= after <= 5
+        if after != target:
+            delay_s = SETTINGS.upscale_delay_s if after > target else SETTINGS.downscale_delay_s
+            assert now - changed_at >= delay_s - 1e-6
+            lately = [seen for at, seen in history if at > now - delay_s + 1e-6]
+            if after > target:
+                assert after - 1 < max(lately), "silence makes nothing grow"
+            else:
+                assert max(lately, default=0.0) < after
+            target, changed_at = after, now
+
+
 # ---- silence
 
 
@@ -284,10 +308,9 @@ def test_one_silent_replica_holds_the_others_for_a_while() -> None:
 
 
 def test_silence_with_no_delay_is_still_no_reason_to_shrink_at_once() -> None:
-    settings = replace(SETTINGS, downscale_delay_s=0.0)
-    world = World(spread(2 * FULL), settings=settings).run(30)
+    world = World(spread(2 * FULL), chosen=replace(SETTINGS, downscale_delay_s=0.0)).run(30)
     world.reports = silent
-    assert world.run(15).target == 2
+    assert world.run(7).target == 2
 
 
 def test_no_replica_runs() -> None:
