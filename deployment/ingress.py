@@ -161,7 +161,9 @@ class Ingress(GrpcMethods):
         room = sum(report.load.n_slots + self._limits.max_waiting_slots for report in self._known.reports)
         if demand > room:
             reason = f"{len(calls)} choices need {demand} slots together, and all replicas with their lines have {room}"
-            raise InvalidRequestError("n", reason)
+            refused = InvalidRequestError("n", reason)
+            self._books.refuse(refused)
+            raise refused
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. The replicas know the clients' ids: it may be what another ingress started."""

@@ -170,7 +170,9 @@ async def test_the_books_balance_whatever_becomes_of_requests(
 async def test_choices_that_are_refused_together_are_a_refusal(ingress: Ingress, registry: FakeRegistry) -> None:
     with pytest.raises(OrcaError):
         await ingress.check([a_call(), a_call(model="other")])
-    assert registry.by_tag("orca_rejected_total", "reason") == {"not_found": 1}
+    with pytest.raises(OrcaError):
+        await ingress.check([a_call(50)] * 10_000)
+    assert registry.by_tag("orca_rejected_total", "reason") == {"not_found": 1, "invalid_request": 1}
     assert not registry.of("orca_requests_total")
 
 
