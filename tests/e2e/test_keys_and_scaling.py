@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 
-from deployment.client import ClientChunk, OrcaClient
+from deployment.client import OrcaClient
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from orca_core.errors import UnauthenticatedError
 from tests.e2e.conftest import Server, start, stop
@@ -89,43 +88,44 @@ def test_both_faces_ask_for_a_key(server: Server, keys: Path) -> None:
     wait_until("it is back", lambda: httpx.get(f"{url}/v1/models", headers=good).status_code == 200, 10)
 
 
+def begin(server: Server, max_new_tokens: int) -> grpc.Call:
+    """A stream that has been sent, whether its first token has come or not."""
+    sampling = pb.Sampling(max_new_tokens=max_new_tokens, ignore_eos=True)
+    request = pb.GenerateRequest(prompt="Tell me a story", sampling=sampling)
+    return server.stub.Generate(request, timeout=180, metadata=[("authorization", f"Bearer {KEY}")])
+
+
 def test_replicas_follow_demand_and_no_stream_is_cut(server: Server) -> None:
     """Field cases F2 and F4."""
-    with OrcaClient(server.target, KEY) as client, ExitStack() as streams:
+    with OrcaClient(server.target, KEY) as client:
 
-        def n_replicas() -> int:
-            return len(client.status().replicas)
+        def replicas_that_run() -> set[str]:
+            return {each.replica for each in client.status().replicas if each.load.running}
 
-        assert n_replicas() == 1
-        load = [client.generate("Tell me a story", max_new_tokens=900, ignore_eos=True) for _ in range(12)]
+        (eldest,) = (each.replica for each in client.status().replicas)
+        load = [begin(server, 900) for _ in range(12)]
+        wait_until("a second replica", lambda: len(client.status().replicas) == 2, SCALE_TIMEOUT_S)
         for stream in load:
-            streams.callback(stream.close)
-        first = [next(stream) for stream in load[:4]]
-        assert {chunk.replica for chunk in first} == {client.status().replicas[0].replica}
-        wait_until("a second replica", lambda: n_replicas() == 2, SCALE_TIMEOUT_S)
-        streams.close()
-        wait_until("nothing runs", lambda: not any(r.load.running for r in client.status().replicas), 20)
+            stream.cancel()
+        wait_until("nothing runs", lambda: not replicas_that_run(), 20)
 
-        stream, chunk = stream_on_another(client, {each.replica for each in first})
-        wait_until("one replica is let go", lambda: n_replicas() == 1, SCALE_TIMEOUT_S)
-        rest = list(stream)  # Serve lets the youngest go: the one it runs on
-        assert rest[-1].finish_reason is not None
-        assert len(chunk.token_ids) + sum(len(each.token_ids) for each in rest) == 900
+        elsewhere = begin(server, 900)
+        wait_until("it runs", lambda: bool(replicas_that_run()), 20)
+        if replicas_that_run() == {eldest}:
+            other, elsewhere = elsewhere, begin(server, 900)
+            wait_until("both run", lambda: len(replicas_that_run()) == 2, 20)
+            other.cancel()
+        # Serve lets the youngest go: the one on which the stream runs
+        wait_until("one replica is let go", lambda: len(client.status().replicas) == 1, SCALE_TIMEOUT_S)
+        assert client.status().replicas[0].replica == eldest
+        messages = list(elsewhere)
+        assert messages[-1].finish_reason == pb.LENGTH
+        assert sum(len(message.token_ids) for message in messages) == 900
+        assert messages[-1].replica != eldest
 
     said = next(Path(logs(server)).glob("controller_*.log")).read_text()
     assert "autoscaling Replica: 1 -> 2 replicas" in said
     assert "autoscaling Replica: 2 -> 1 replicas" in said
-
-
-def stream_on_another(client: OrcaClient, replicas: set[str]) -> tuple[Generator[ClientChunk, None, None], ClientChunk]:
-    """A long stream, with its first chunk, that runs on none of these replicas."""
-    with ExitStack() as others:
-        while True:
-            stream = client.generate("Once upon a time", max_new_tokens=900, ignore_eos=True)
-            chunk = next(stream)
-            if chunk.replica not in replicas:
-                return stream, chunk
-            others.callback(stream.close)
 
 
 def logs(server: Server) -> str:
