@@ -51,8 +51,11 @@ class EngineSection(Section):
     - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration.
     - ``n_slots``: tokens whose K and V fit; ``auto`` = from the free memory measured after loading.
     - ``max_model_len``: tokens of one request, prompt + output; null = the model's own limit.
-    - ``block_size``: slots in one block of the paged pool.
-    - ``prefix_cache``: share the K/V of equal prompt beginnings.
+    - ``block_size``: slots in one block of the paged pool, on a GPU a multiple of 256; ``auto`` = 16, on a GPU 256.
+    - ``cuda_graphs``: on a GPU, replay captured graphs for batches of increments alone.
+    - ``prefix_cache``: requests that begin with the same tokens share the K/V of that beginning, in whole blocks.
+    - ``overtaking_s``: seconds for which requests that fit may pass the oldest waiting one while that does not fit;
+      0 = strictly first come, first served. ``max_overtakers``: how many may pass one request.
     - ``memory_utilization``: part, 0 to 1, of the GPU's memory (on CPU: of its share of the node's RAM) one replica
       may use; null = 0.9 times its share of a GPU, or 0.5. The share of RAM is that of the node's CPUs.
     - ``max_kv_bytes``: most bytes of K/V when ``n_slots`` is ``auto``; null = no bound.
@@ -65,26 +68,22 @@ class EngineSection(Section):
     max_batch_tokens: int = Field(default=512, ge=1)
     n_slots: Literal["auto"] | int = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
-    block_size: int = Field(default=16, ge=1)
-    prefix_cache: bool = False
+    block_size: Literal["auto"] | int = "auto"
+    cuda_graphs: bool = True
+    prefix_cache: bool = True
+    overtaking_s: float = Field(default=0.0, ge=0)
+    max_overtakers: int = Field(default=16, ge=0)
     memory_utilization: float | None = Field(default=None, gt=0, le=1)
     max_kv_bytes: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
     progress_timeout_s: float = Field(default=60.0, gt=0)
 
-    @field_validator("n_slots", mode="before")
+    @field_validator("n_slots", "block_size", mode="before")
     @classmethod
-    def _n_slots_form(cls, value: Any) -> Any:
+    def _auto_or_count(cls, value: Any) -> Any:
         if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
             return value
         raise ValueError("must be auto or an integer of at least 1")
-
-    @field_validator("prefix_cache")
-    @classmethod
-    def _no_prefix_cache_yet(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("this version has no prefix cache; leave it false")
-        return value
 
 
 class ReplicasSection(Section):

@@ -140,4 +140,5 @@ def status_to_pb(status: ServiceStatus) -> pb.GetStatusResponse:
 
 
 def _load_to_pb(load: Load) -> pb.Load:
-    return pb.Load(headroom=load.headroom, **{name: getattr(load, name) for name in Load.__dataclass_fields__})
+    names = Load.__dataclass_fields__.keys() & pb.Load.DESCRIPTOR.fields_by_name.keys()
+    return pb.Load(headroom=load.headroom, **{name: getattr(load, name) for name in names})

@@ -83,7 +83,7 @@ def scaling_stats(load: Load, line_slots: int, line_requests: int) -> dict[str, 
     """A replica's load for Serve's ``record_autoscaling_stats``."""
     names = ("n_slots", "reserved_slots", "queued_slots", "running", "waiting")
     stats: dict[str, float] = {f"orca_{name}": getattr(load, name) for name in names}
-    stats["orca_tokens"] = load.prompt_tokens + load.generated_tokens
+    stats["orca_tokens"] = load.prompt_tokens - load.cached_prompt_tokens + load.generated_tokens
     return stats | {"orca_line_slots": line_slots, "orca_line_requests": line_requests}
 
 

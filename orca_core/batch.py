@@ -9,6 +9,7 @@ import torch
 
 from orca_core.kv import KVManager
 from orca_core.request import Request
+from orca_core.staging import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def build_batch(chosen: Sequence[Scheduled], kv: KVManager, device: torch.device
         positions += range(first, context)
         slots += kv.extend(request.request_id, item.n_tokens)
         samples = context == len(request.token_ids)
-        spans.append(Span(request, start, item.n_tokens, context, tuple(kv.blocks(request.request_id)), samples))
+        spans.append(Span(request, start, item.n_tokens, context, kv.blocks(request.request_id), samples))
     rows = [span.end - 1 for span in spans if span.samples]
-    as_tensor = [torch.tensor(values, dtype=torch.int64).to(device) for values in (tokens, positions, slots, rows)]
-    return Batch(tuple(spans), *as_tensor)
+    upload = Upload(device)
+    columns = [upload.add(values, torch.int64) for values in (tokens, positions, slots, rows)]
+    upload.send()
+    return Batch(tuple(spans), *(column.tensor for column in columns))

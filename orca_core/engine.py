@@ -85,21 +85,23 @@ class Engine:
         if self._model is None:
             self._model = load_engine_model(self.config)
         info = self._model.info
-        kv = KVManager(info.n_slots, self.config.block_size, self.config.max_batch_size)
-        scheduler = self._policy(self.config.max_batch_size, self.config.max_batch_tokens)
+        config = self.config
+        block_size = config.block_size_on(self._model.executor.device.type)
+        kv = KVManager(info.n_slots, block_size, config.max_batch_size, prefix_cache=config.prefix_cache)
+        scheduler = self._policy.of(config)
         self._loop = EngineLoop(
             self._model,
             scheduler,
             kv,
             clock=self._clock,
-            max_stream_backlog=self.config.max_stream_backlog,
+            max_stream_backlog=config.max_stream_backlog,
             on_end=self._on_end,
             on_books=self._on_books,
             on_iteration=self._on_iteration,
         )
         self._load = self._loop.load()
         self._open = Admission(
-            info.n_slots, self.config.max_batch_size, self.config.max_waiting_requests, self.config.max_waiting_slots
+            info.n_slots, config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
         )
         self._progress_at = self._clock()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 from orca_core.batch import Batch, build_batch
 from orca_core.channel import Channel, Outbox
+from orca_core.chunks import chunk_of
 from orca_core.errors import (
     DeadlineExceededError,
     InternalError,
+    InvalidRequestError,
+    InvariantError,
     OrcaError,
     RequestCancelledError,
     UnavailableError,
@@ -23,18 +26,12 @@ from orca_core.request import Request
 from orca_core.sampling import SampledToken
 from orca_core.scheduler import Scheduler
 from orca_core.stream import TextStream
-from orca_core.types import (
-    FinishReason,
-    GenerationChunk,
-    GenerationRequest,
-    Load,
-    PositionLogprobs,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
+from orca_core.types import FinishReason, GenerationRequest, Load
 
 logger = logging.getLogger(__name__)
+
+AUDIT_INTERVAL_S = 60.0
+"""Seconds between two audits that look at every block: a large pool has 100 000 of them, and somebody may come in."""
 
 MAX_FAILED_ITERATIONS = 3
 """Iterations that may fail one after the other before the engine gives itself up."""
@@ -84,6 +81,8 @@ class EngineLoop:
         self._n_failed_in_a_row = 0
         self._n_prompt_tokens = 0
         self._n_generated_tokens = 0
+        self._n_cached_prompt_tokens = 0
+        self._audited_at: float | None = None
 
     @property
     def idle(self) -> bool:
@@ -102,19 +101,28 @@ class EngineLoop:
             iterations=self._n_iterations,
             prompt_tokens=self._n_prompt_tokens,
             generated_tokens=self._n_generated_tokens,
+            cached_prompt_tokens=self._n_cached_prompt_tokens,
+            cached_slots=self._kv.cached_slots,
         )
 
     # ---- receive
 
     def receive(self, spec: GenerationRequest, channel: Channel, arrived_at: float) -> None:
-        """Take a new request into the pool. A failure here ends that request alone."""
+        """Take a new request into the pool. A failure here ends that request alone.
+
+        What a resumed request said elsewhere goes through its text stream again: that restores the bytes and the
+        beginnings of stop strings that were held back.
+        """
         request = Request(spec, arrived_at)
         try:
             text = TextStream(self._model.tokenizer, spec.sampling, self._eos_ids)
+            text.resume(spec.emitted_ids)
             self._pool.add(request)
-        except Exception:
-            logger.exception("request %s could not be taken in", spec.request_id)
-            self._outbox.fail(channel, InternalError(spec.request_id))
+        except Exception as error:
+            if not isinstance(error, InvalidRequestError):
+                logger.exception("request %s could not be taken in", spec.request_id)
+                error = InternalError(spec.request_id)
+            self._outbox.fail(channel, error)
             self._on_end(spec.request_id)
             return
         self._live[spec.request_id] = _Live(request, channel, text)
@@ -127,8 +135,7 @@ class EngineLoop:
 
     def expire(self) -> None:
         """End the requests whose deadline has passed, waiting or running."""
-        now = self._clock()
-        for request in [r for r in self._pool if r.deadline is not None and r.deadline <= now]:
+        for request in self._pool.expired(self._clock()):
             self._fail(request, DeadlineExceededError(request.spec.timeout_s or 0.0))
 
     def abandon(self, error: UnavailableError) -> None:
@@ -161,11 +168,18 @@ class EngineLoop:
         self.settle()
 
     def settle(self) -> None:
-        """Hand over what was said; when nothing is left to do, audit the books."""
+        """Hand over what was said; when nothing is left to do, audit the books. Raises ``InvariantError``."""
         self._hand_over()
-        if self.idle:
-            self._pool.check_integrity(idle=True)
+        if self._kv.n_holders != self._pool.n_running:  # slots nobody returns would block the line for ever, silently
+            raise InvariantError(f"{self._kv.n_holders} requests hold slots, {self._pool.n_running} run")
+        if not self.idle:
+            return
+        self._pool.check_integrity(idle=True)
+        self._kv.check_idle()
+        now = self._clock()
+        if self._audited_at is None or now - self._audited_at >= AUDIT_INTERVAL_S:
             self._kv.check_integrity(idle=True)
+            self._audited_at = now
 
     def _hand_over(self) -> None:
         self._on_books(self.load())
@@ -174,7 +188,9 @@ class EngineLoop:
     def _fail_batch(self, requests: Sequence[Request], error: Exception) -> None:
         """The whole iteration failed: its requests end, their slots return, and the loop goes on unless it repeats."""
         logger.error("iteration failed, %d requests end with it", len(requests), exc_info=error)
+        self._model.executor.recover(error)
         for request in requests:
+            self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))
         self._n_failed_in_a_row += 1
         if self._n_failed_in_a_row >= MAX_FAILED_ITERATIONS:
@@ -187,7 +203,7 @@ class EngineLoop:
             was_in_initiation = span.request.in_initiation
             span.request.advance(span.n_tokens)
             if was_in_initiation and not span.request.in_initiation:
-                self._n_prompt_tokens += span.request.n_prompt_tokens
+                self._count_prompt(span.request)
         for request, token in zip(batch.sampling_requests, sampled, strict=True):
             try:
                 self._emit(request, token, now)
@@ -195,29 +211,28 @@ class EngineLoop:
                 logger.exception("request %s failed while its token was handed on", request.request_id)
                 self._fail(request, InternalError(request.request_id))
 
+    def _count_prompt(self, request: Request) -> None:
+        """Its initiation is over."""
+        if not request.spec.emitted_ids:
+            self._n_prompt_tokens += request.n_prompt_tokens
+            self._n_cached_prompt_tokens += request.n_cached_prompt_tokens
+
     def _emit(self, request: Request, token: SampledToken, now: float) -> None:
         """Append, detokenise, look for the end, emit."""
         live = self._live[request.request_id]
         if not token.ok:
             logger.error("request %s: logits are not finite", request.request_id)
+            self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))
             return
+        self._kv.publish(request.request_id)
         request.append(token.token_id, now)
         self._n_generated_tokens += 1
         update = live.text.push(token.token_id)
         text, finish, stop = update.text, update.finish, update.stop
         if finish is None and request.n_output_tokens >= request.spec.max_new_tokens:
             text, finish = text + live.text.finish(), FinishReason.LENGTH
-        chunk = GenerationChunk(
-            request.request_id,
-            text,
-            (token.token_id,),
-            self._position_logprobs(token),
-            finish,
-            stop,
-            self._usage(request) if finish else None,
-            self._timings(request, now) if finish else None,
-        )
+        chunk = chunk_of(request, token, text, finish, stop, self._model.tokenizer, now)
         if finish is not None:
             self._retire(request)
             self._outbox.put(live.channel, chunk)
@@ -227,34 +242,14 @@ class EngineLoop:
             logger.warning("request %s: its reader stalled, cancelled", request.request_id)
             self._fail(request, RequestCancelledError(request.request_id))
 
-    def _position_logprobs(self, token: SampledToken) -> tuple[PositionLogprobs, ...]:
-        """The token's log-probabilities with their spelling; empty where none were asked for."""
-        if token.logprobs is None:
-            return ()
-        entries = [self._spell(*pair) for pair in (token.logprobs.chosen, *token.logprobs.top)]
-        return (PositionLogprobs(entries[0], tuple(entries[1:])),)
-
-    def _spell(self, token_id: int, logprob: float) -> TokenLogprob:
-        tokenizer = self._model.tokenizer
-        return TokenLogprob(token_id, logprob, tokenizer.token_text(token_id), tokenizer.token_bytes(token_id))
-
-    @staticmethod
-    def _usage(request: Request) -> Usage:
-        return Usage(request.n_prompt_tokens, request.n_output_tokens)
-
-    @staticmethod
-    def _timings(request: Request, now: float) -> Timings:
-        admitted = request.arrived_at if request.admitted_at is None else request.admitted_at
-        first = now if request.first_token_at is None else request.first_token_at
-        return Timings(admitted - request.arrived_at, first - request.arrived_at, now - request.arrived_at)
-
     # ---- ends
 
     def _fail(self, request: Request, error: OrcaError) -> None:
-        """End a request with an error, in any state."""
-        live = self._live[request.request_id]
-        self._retire(request)
-        self._outbox.fail(live.channel, error)
+        """End a request with an error, in any state. One that has ended already is no error."""
+        live = self._live.get(request.request_id)
+        if live is not None:
+            self._retire(request)
+            self._outbox.fail(live.channel, error)
 
     def _retire(self, request: Request) -> None:
         """The one place where a request leaves: slots, pool and books, in the iteration that ended it."""

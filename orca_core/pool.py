@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Final
 
 from orca_core.errors import InvariantError
 from orca_core.request import Request, RequestState
 
+_SPARE_DEADLINES: Final = 64
+
 
 class RequestPool:
-    """Requests by id, waiting and running apart, each in arrival order. Used by the loop thread alone."""
+    """Requests by id: waiting in arrival order, running in the order of admission. Used by the loop thread alone."""
 
     def __init__(self) -> None:
+        # by deadline; requests that have ended are dropped when they come up, or when they are most of it
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._n_added = 0
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: OrderedDict[str, Request] = OrderedDict()
         self._queued_slots = 0
@@ -21,7 +28,7 @@ class RequestPool:
         return len(self._waiting) + len(self._running)
 
     def __iter__(self) -> Iterator[Request]:
-        """Running first; within each group by arrival, which is one arrival order since admission is FCFS."""
+        """Running first, in the order of admission, then waiting, in the order of arrival."""
         yield from self._running.values()
         yield from self._waiting.values()
 
@@ -45,7 +52,7 @@ class RequestPool:
         return iter(self._waiting.values())
 
     def running(self) -> Iterator[Request]:
-        """Running requests, oldest first."""
+        """Running requests, in the order of admission."""
         return iter(self._running.values())
 
     def get(self, request_id: str) -> Request | None:
@@ -58,12 +65,24 @@ class RequestPool:
             raise InvariantError(f"request {request.request_id} is in the pool already")
         self._waiting[request.request_id] = request
         self._queued_slots += request.total_tokens
+        if request.deadline is not None:
+            self._n_added += 1
+            heapq.heappush(self._deadlines, (request.deadline, self._n_added, request))
 
-    def admit(self, request: Request, now: float) -> None:
-        """Move a request from the waiting line to the running ones."""
+    def expired(self, now: float) -> list[Request]:
+        """The unfinished requests whose deadline has passed, the earliest first. Costs nothing while there are none."""
+        found: list[Request] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if request.state is not RequestState.FINISHED:
+                found.append(request)
+        return found
+
+    def admit(self, request: Request, now: float, n_cached: int = 0) -> None:
+        """Move a request from the waiting line to the running ones; ``n_cached`` as in ``Request.admit``."""
         del self._waiting[request.request_id]
         self._queued_slots -= request.total_tokens
-        request.admit(now)
+        request.admit(now, n_cached)
         self._running[request.request_id] = request
 
     def finish(self, request: Request) -> None:
@@ -72,6 +91,9 @@ class RequestPool:
             del self._waiting[request.request_id]
             self._queued_slots -= request.total_tokens
         request.finish()
+        if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not RequestState.FINISHED]
+            heapq.heapify(self._deadlines)
 
     def check_integrity(self, *, idle: bool = False) -> None:
         """Audit the pool. Raises ``InvariantError``."""
@@ -81,5 +103,8 @@ class RequestPool:
             raise InvariantError("a request among the running ones is not running")
         if self._queued_slots != sum(r.total_tokens for r in self._waiting.values()):
             raise InvariantError("queued_slots differs from the demand of the waiting requests")
+        timed = sum(entry[2].state is not RequestState.FINISHED for entry in self._deadlines)
+        if timed > sum(r.deadline is not None for r in self):
+            raise InvariantError("a deadline is kept of a request that is not here")
         if idle and len(self):
             raise InvariantError(f"idle, but {len(self)} requests are in the pool")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from orca_core.chain import BlockChain
 from orca_core.errors import InvariantError
 from orca_core.types import GenerationRequest
 
@@ -20,22 +21,30 @@ class Request:
     """One generation inside an engine (Orca figure 4: an entry of the request pool).
 
     Owned by the loop thread. ``arrived_at``, ``deadline``: seconds on the engine's clock. ``token_ids``: prompt and
-    output; ``n_computed`` of them have their K and V in the pool. The newest output token is never computed yet.
+    output; ``n_computed`` of them have their K and V in the pool, ``n_cached`` of those since before it was admitted.
+    The newest output token is never computed yet. ``blocked_since``: when it was first found not to fit, at the head of
+    the line; ``n_overtakers``: requests that were admitted before it since then. ``chain``: what ``token_ids`` are
+    found by in the prefix cache.
     """
 
     __slots__ = (
-        "admitted_at", "arrived_at", "deadline", "first_token_at", "n_computed", "spec", "state", "token_ids",
+        "admitted_at", "arrived_at", "blocked_since", "chain", "deadline", "first_token_at", "n_cached",
+        "n_computed", "n_overtakers", "spec", "state", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: GenerationRequest, arrived_at: float) -> None:
         self.spec = spec
         self.state = RequestState.WAITING
-        self.token_ids: list[int] = list(spec.token_ids)
+        self.token_ids: list[int] = [*spec.token_ids, *spec.emitted_ids]
+        self.chain = BlockChain(self.token_ids)
         self.n_computed = 0
+        self.n_cached = 0
         self.arrived_at = arrived_at
         self.deadline = None if spec.timeout_s is None else arrived_at + spec.timeout_s
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
+        self.blocked_since: float | None = None
+        self.n_overtakers = 0
 
     @property
     def request_id(self) -> str:
@@ -49,7 +58,7 @@ class Request:
 
     @property
     def n_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, here or, of a resumed request, elsewhere."""
         return len(self.token_ids) - self.n_prompt_tokens
 
     @property
@@ -69,13 +78,26 @@ class Request:
 
     @property
     def in_initiation(self) -> bool:
-        """True until the whole prompt is computed (Orca: initiation phase)."""
-        return self.n_computed < self.n_prompt_tokens
+        """True until the whole prompt is computed (Orca: initiation phase), and what a resumed request brings along."""
+        return self.n_computed < self.n_prompt_tokens + len(self.spec.emitted_ids)
 
-    def admit(self, now: float) -> None:
-        """WAITING -> RUNNING, when its slots were reserved."""
+    @property
+    def n_cached_prompt_tokens(self) -> int:
+        """Tokens of the prompt that did not have to be computed."""
+        return min(self.n_cached, self.n_prompt_tokens)
+
+    def block(self, now: float) -> None:
+        """It is the oldest waiting request and does not fit. Only the first time counts."""
+        if self.blocked_since is None:
+            self.blocked_since = now
+
+    def admit(self, now: float, n_cached: int = 0) -> None:
+        """WAITING -> RUNNING, when its slots were reserved; the first ``n_cached`` tokens are computed already."""
+        if not 0 <= n_cached < len(self.token_ids):
+            raise InvariantError(f"request {self.request_id}: {n_cached} tokens cached of {len(self.token_ids)}")
         self._move(RequestState.WAITING, RequestState.RUNNING)
         self.admitted_at = now
+        self.n_cached = self.n_computed = n_cached
 
     def advance(self, n_tokens: int) -> None:
         """``n_tokens`` more of the known tokens now have their K and V in the pool."""

@@ -13,11 +13,9 @@ ends. The ledger gets the slots of a member back when it ends; since nobody may 
 
 from __future__ import annotations
 
-from orca_core.errors import OrcaError
 from orca_core.kv import KVManager
 from orca_core.pool import RequestPool
-from orca_core.request import Request
-from orca_core.scheduler import Scheduler, Selection
+from orca_core.scheduler import Scheduler, Selection, Verdict
 
 
 class StaticScheduler(Scheduler):
@@ -27,26 +25,25 @@ class StaticScheduler(Scheduler):
     several iterations, and members whose prompt is done go on meanwhile. It does not bound the batch.
     """
 
-    def __init__(self, max_batch_size: int, max_batch_tokens: int) -> None:
-        super().__init__(max_batch_size, max_batch_tokens)
+    def __init__(
+        self, max_batch_size: int, max_batch_tokens: int, overtaking_s: float = 0.0, max_overtakers: int = 0
+    ) -> None:
+        super().__init__(max_batch_size, max_batch_tokens, overtaking_s, max_overtakers)
         self._members_only = Scheduler(0, max_batch_tokens)  # a batch size of 0 admits nobody; who runs goes on
 
     def select(self, pool: RequestPool, kv: KVManager, now: float) -> Selection:
         """See ``Scheduler.select``."""
-        rejected = [] if pool.n_running else self._form_batch(pool, kv, now)
+        formed = Selection()
+        if not pool.n_running:
+            self._form_batch(pool, kv, now, formed)
         selection = self._members_only.select(pool, kv, now)
-        selection.rejected += rejected
+        selection.rejected += formed.rejected
         return selection
 
-    def _form_batch(self, pool: RequestPool, kv: KVManager, now: float) -> list[tuple[Request, OrcaError]]:
-        """Admit the members of the next batch; returns those that can never run."""
-        rejected: list[tuple[Request, OrcaError]] = []
+    def _form_batch(self, pool: RequestPool, kv: KVManager, now: float, formed: Selection) -> None:
+        """Admit the members of the next batch; those that can never run are rejected."""
         for request in list(pool.waiting()):
             if pool.n_running >= self.max_batch_size:
                 break
-            verdict = self._admit(request, pool, kv, now)
-            if verdict is None:
+            if self._admit(request, pool, kv, now, formed) is Verdict.BLOCKED:
                 break
-            if isinstance(verdict, OrcaError):
-                rejected.append((request, verdict))
-        return rejected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orca_core.errors import InvariantError
+from orca_core.errors import InvalidRequestError, InvariantError
 from orca_core.params import SamplingParams
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason
@@ -63,6 +63,12 @@ class TextStream:
             return ""
         self._ended = True
         return self._take(self._decoder.finish(), is_last=True).text
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens whose text was given out elsewhere. Raises ``InvalidRequestError`` if they end the answer."""
+        for token_id in token_ids:
+            if self.push(token_id).finish is not None:
+                raise InvalidRequestError("emitted_ids", "hold the end of the answer already")
 
     @property
     def _may_stop(self) -> bool:

@@ -51,6 +51,9 @@ class GenerationRequest:
     ``request_id`` is ours and unique; the client's own id stays at the edge. ``token_ids``: the prompt, never empty.
     ``max_new_tokens`` is resolved (``sampling.max_new_tokens`` may be ``None``). ``seed`` is resolved too.
     ``timeout_s``: seconds from submission until the request must have ended; ``None`` = no deadline.
+    ``emitted_ids``: output tokens that were generated and told elsewhere, fewer than ``max_new_tokens`` and without an
+    end in them. The engine goes on behind them: they count as output in everything (limits, penalties, positions,
+    stop strings, usage), but chunks hold new tokens and new text only.
     """
 
     request_id: str
@@ -59,6 +62,7 @@ class GenerationRequest:
     seed: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     timeout_s: float | None = None
+    emitted_ids: tuple[int, ...] = ()
 
     @property
     def total_tokens(self) -> int:
@@ -92,7 +96,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request."""
+    """Token counts of one request. ``cached_prompt_tokens`` of the prompt were found in the prefix cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -162,7 +166,9 @@ class Load:
     """A replica's snapshot; crosses processes as routing stats. Slots unless said otherwise.
 
     ``used_slots`` <= ``reserved_slots`` <= ``n_slots``. ``queued_slots``: total demand of waiting requests.
-    ``iterations`` and the token totals count since start.
+    ``iterations`` and the token totals count since start; ``prompt_tokens`` includes ``cached_prompt_tokens``, which
+    were found in the prefix cache; a resumed request's prompt counts where it began. ``cached_slots``: free slots whose
+    K and V a new request may find.
     """
 
     n_slots: int = 0
@@ -174,6 +180,13 @@ class Load:
     iterations: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    cached_slots: int = 0
+
+    @property
+    def unused_slots(self) -> int:
+        """Slots that are promised to requests and hold no token yet."""
+        return self.reserved_slots - self.used_slots
 
     @property
     def headroom(self) -> int:

@@ -17,11 +17,13 @@ def make_request(
     sampling: SamplingParams,
     info: ModelInfo,
     timeout_s: float | None = None,
+    emitted_ids: Sequence[int] = (),
 ) -> GenerationRequest:
     """Check a prompt against the model and the memory it will run in, and resolve what was left open.
 
-    Raises ``InvalidRequestError`` (empty prompt, ids outside the vocabulary, bad timeout) and ``RequestTooLargeError``
-    with both numbers where prompt + ``max_new_tokens`` could never fit.
+    ``emitted_ids``: output of a generation that began elsewhere and goes on here (see ``GenerationRequest``).
+    Raises ``InvalidRequestError`` (empty prompt, ids outside the vocabulary, bad timeout, as many tokens emitted as
+    there may be) and ``RequestTooLargeError`` with both numbers where prompt + ``max_new_tokens`` could never fit.
     """
     if not token_ids:
         raise InvalidRequestError("prompt", "must have at least one token")
@@ -43,8 +45,11 @@ def make_request(
         raise RequestTooLargeError(n_prompt, wanted, info.n_slots, "n_slots")
     if sampling.min_new_tokens > wanted:
         raise InvalidRequestError("min_new_tokens", f"must not be above max_new_tokens, here {wanted}")
+    if len(emitted_ids) >= wanted:
+        raise InvalidRequestError("emitted_ids", f"must be fewer than max_new_tokens, here {wanted}")
+    _check_ids("emitted_ids", emitted_ids, info.vocab_size)
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-    return GenerationRequest(request_id, tuple(token_ids), wanted, seed, sampling, timeout_s)
+    return GenerationRequest(request_id, tuple(token_ids), wanted, seed, sampling, timeout_s, tuple(emitted_ids))
 
 
 def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:

@@ -1,13 +1,13 @@
-"""An executor without a model: the token it chooses depends on the request's own tokens alone."""
+"""Executors without a model: the token they choose depends on the request's own tokens alone."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from orca_core.batch import Batch
+from orca_core.batch import Batch, Span
 from orca_core.request import Request
 from orca_core.sampling import SampledToken
 
@@ -30,6 +30,7 @@ class FakeExecutor:
         self.batches: list[list[tuple[str, int]]] = []
         self.errors: list[Exception] = []  # raised by the coming iterations, first to last
         self.broken: set[str] = set()
+        self.recovered: list[Exception] = []  # what ``recover`` was told
         self._choose = choose
         self._gate: threading.Semaphore | None = None
 
@@ -48,6 +49,9 @@ class FakeExecutor:
         if gate is not None:
             gate.release(1000)
 
+    def recover(self, error: Exception) -> None:
+        self.recovered.append(error)
+
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         gate = self._gate
         if gate is not None:
@@ -60,3 +64,40 @@ class FakeExecutor:
             SampledToken(self._choose(request), request.request_id not in self.broken, None)
             for request in batch.sampling_requests
         ]
+
+
+class PagedExecutor(FakeExecutor):
+    """Also keeps what a pool would, in each slot its position and token, and looks at all that attention would read.
+
+    ``fail_at``: numbers of iterations that fail, half-way through. Neither they nor ``broken`` requests write anything
+    that anybody could use. ``wrong``: requests that would have attended over what is not theirs.
+    """
+
+    def __init__(self, block_size: int, fail_at: Collection[int] = ()) -> None:
+        super().__init__()
+        self.block_size = block_size
+        self.memory: dict[int, tuple[int, int] | None] = {}
+        self.fail_at = fail_at
+        self.wrong: list[str] = []
+
+    def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
+        fails = len(self.batches) in self.fail_at
+        if fails:
+            self.errors.append(RuntimeError("half-way through"))
+        slots, tokens, positions = batch.slots.tolist(), batch.tokens.tolist(), batch.positions.tolist()
+        for span in batch.spans:
+            spoiled = fails or span.request.request_id in self.broken
+            for row in range(span.start, span.end):
+                self.memory[slots[row]] = None if spoiled else (positions[row], tokens[row])
+        sampled = super().run_iteration(batch)
+        for span in batch.spans:
+            name = span.request.request_id
+            if name not in self.broken and self.read(span) != list(enumerate(span.request.token_ids[: span.context])):
+                self.wrong.append(name)
+        return sampled
+
+    def read(self, span: Span) -> list[tuple[int, int] | None]:
+        """What is in the slots that attention reads for a span."""
+        size = self.block_size
+        slots = [slot for block in span.blocks for slot in range(block * size, block * size + size)]
+        return [self.memory.get(slot) for slot in slots[: span.context]]

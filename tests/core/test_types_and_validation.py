@@ -121,7 +121,8 @@ def test_a_seed_is_always_resolved() -> None:
     [
         ("model", ""), ("dtype", "int3"), ("device", "tpu"), ("max_batch_size", 0), ("max_batch_tokens", 4),
         ("n_slots", 0), ("memory_utilization", 0.0), ("memory_utilization", 1.1), ("memory_share", 2.0),
-        ("progress_timeout_s", 0.0), ("threads", 0),
+        ("progress_timeout_s", 0.0), ("threads", 0), ("overtaking_s", -1.0), ("overtaking_s", math.nan),
+        ("max_overtakers", -1),
     ],
 )  # fmt: skip
 def test_engine_config_names_the_field(field: str, value: object) -> None:
@@ -132,6 +133,10 @@ def test_engine_config_names_the_field(field: str, value: object) -> None:
 
 def test_headroom_may_be_negative() -> None:
     assert Load(n_slots=100, reserved_slots=90, queued_slots=40).headroom == -30
+
+
+def test_what_is_promised_and_not_used_is_told() -> None:
+    assert Load(n_slots=100, reserved_slots=90, used_slots=12).unused_slots == 78
 
 
 def test_merging_keeps_order_and_the_last_word() -> None:

@@ -31,6 +31,13 @@ def test_defaults() -> None:
     assert (config.replicas.min, config.replicas.start, config.replicas.max) == (1, 1, 1)
     engine = config.engine_config()
     assert (engine.device, engine.n_slots, engine.threads) == ("cpu", None, 1)
+    assert (engine.prefix_cache, engine.overtaking_s) == (True, 0.0)
+
+
+def test_memory_and_scheduling_keys_reach_the_engine() -> None:
+    keys = {"prefix_cache": False, "overtaking_s": 2.5, "max_overtakers": 3}
+    engine = AppConfig.parse({"engine": keys}).engine_config()
+    assert {key: getattr(engine, key) for key in keys} == keys
 
 
 def test_is_frozen() -> None:
@@ -52,11 +59,17 @@ def test_is_frozen() -> None:
         ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 8}}, "engine.n_slots", "engine.block_size (16)"),
+        ({"engine": {"n_slots": 200}, "replicas": {"num_gpus": 1}}, "engine.n_slots", "engine.block_size (256)"),
+        ({"engine": {"block_size": 0}}, "engine.block_size", "must be auto or an integer"),
+        ({"engine": {"block_size": 16}, "replicas": {"num_gpus": 1}}, "engine.block_size", "multiple of 256"),
+        ({"engine": {"block_size": 128, "device": "cuda"}, "replicas": {"num_gpus": 1}}, "engine.block_size", "256"),
         ({"engine": {"device": "tpu"}}, "engine.device", "'auto', 'cpu' or 'cuda'"),
         ({"engine": {"device": "cuda"}}, "replicas.num_gpus", "above 0"),
         ({"engine": {"device": "cpu"}, "replicas": {"num_gpus": 1}}, "replicas.num_gpus", "must be 0"),
         ({"engine": {"memory_utilization": 1.5}}, "engine.memory_utilization", "less than or equal to 1"),
-        ({"engine": {"prefix_cache": True}}, "engine.prefix_cache", "no prefix cache"),
+        ({"engine": {"prefix_cache": "maybe"}}, "engine.prefix_cache", "valid boolean"),
+        ({"engine": {"overtaking_s": -1}}, "engine.overtaking_s", "greater than or equal to 0"),
+        ({"engine": {"max_overtakers": -1}}, "engine.max_overtakers", "greater than or equal to 0"),
         ({"model": {"dtype": "int3"}}, "model.dtype", "'float32'"),
         ({"model": {"source": ""}}, "model.source", "at least 1 character"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.min", "replicas.max (2)"),
@@ -102,6 +115,13 @@ def test_empty_sections_are_defaults() -> None:
 def test_model_id_from_source(source: str, model_id: str) -> None:
     assert AppConfig.parse({"model": {"source": source}}).model.id == model_id
     assert AppConfig.parse({"model": {"source": source, "id": "mine"}}).model.id == "mine"
+
+
+def test_a_block_has_the_size_its_device_takes() -> None:
+    assert AppConfig().engine_config().block_size_on("cpu") == 16
+    config = AppConfig.parse({"engine": {"block_size": 512, "cuda_graphs": False}, "replicas": {"num_gpus": 1}})
+    assert config.engine_config().block_size_on("cuda") == 512
+    assert not config.engine_config().cuda_graphs
 
 
 def test_engine_config_carries_everything() -> None:

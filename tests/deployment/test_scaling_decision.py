@@ -355,9 +355,10 @@ def test_the_reason_says_what_was_seen() -> None:
 
 
 def test_a_load_travels_as_numbers() -> None:
-    load = Load(n_slots=9, reserved_slots=8, used_slots=7, queued_slots=6, waiting=5, running=4, prompt_tokens=3,
-                generated_tokens=2)  # fmt: skip
+    load = Load(n_slots=9, reserved_slots=8, used_slots=7, queued_slots=6, waiting=5, running=4, prompt_tokens=10,
+                cached_prompt_tokens=7, generated_tokens=2)  # fmt: skip
     stats = scaling_stats(load, line_slots=11, line_requests=1)
     assert all(isinstance(value, int | float) for value in stats.values())
+    assert stats["orca_tokens"] == 5, "what was found in the cache was not computed"
     assert report_from_stats("r", 1.5, stats) == Report("r", 1.5, 9, 8, 6, 4, 5, 5, 11, 1)
     assert report_from_stats("r", 1.5, {"other": 1.0}) == Report("r")

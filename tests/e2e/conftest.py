@@ -21,7 +21,7 @@ from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 
 READY_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 120.0
 SETTLE_TIMEOUT_S = 10.0
 MARK = "ORCA_TEST_RUN"
 """Environment variable that tells the processes of one service from all others."""
@@ -37,7 +37,7 @@ applications:
     args:
       engine: {device: cpu, n_slots: 2048, max_model_len: 1024}
       replicas: {min: 2, max: 2, num_cpus: 1, load_report_interval_s: 0.25}
-      drain: {timeout_s: 10}
+      drain: {timeout_s: 90}
 """
 
 

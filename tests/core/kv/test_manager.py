@@ -1,14 +1,13 @@
-"""The slot ledger and the paged pool."""
+"""The slot ledger."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orca_core.errors import InvariantError
-from orca_core.kv import KVManager, KVPool, KVShape
+from orca_core.kv import KVManager
 
 
 def test_a_demand_of_exactly_all_slots_fits_and_one_more_does_not() -> None:
@@ -93,16 +92,3 @@ def test_the_books_balance_whatever_is_asked(actions: list[tuple[int, int, int]]
     for name in left:
         kv.release(name)
     kv.check_integrity(idle=True)
-
-
-def test_the_pool_stores_where_the_slots_say() -> None:
-    pool = KVPool(KVShape(2, 1, 4, torch.float32), n_blocks=3, block_size=2, device=torch.device("cpu"))
-    k, v = torch.rand(2, 1, 4), torch.rand(2, 1, 4)
-    pool.write(1, torch.tensor([5, 0]), k, v)
-    assert torch.equal(pool.keys[1][2, 1], k[0])
-    assert torch.equal(pool.values[1][0, 0], v[1])
-    assert not pool.keys[0].any()
-
-
-def test_bytes_per_slot_counts_k_and_v_of_all_layers() -> None:
-    assert KVShape(30, 3, 64, torch.bfloat16).bytes_per_slot == 23040
