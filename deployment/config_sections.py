@@ -111,9 +111,11 @@ class ReplicasSection(Section):
 class AutoscalingSection(Section):
     """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
 
-    ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
-    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions
-    of a policy on queued slots; Serve's own, which decides until there is one, has a fixed interval.
+    - ``target_queued_slots_ratio``: demand aimed for, as a share of what all replicas hold: slots that are reserved,
+      queued or in the ingress's line over all slots; or, if that is more, their requests over all batches.
+    - ``upscale_delay_s`` / ``downscale_delay_s``: wall-clock seconds for which more, or fewer, replicas must be wanted
+      without a break before their number changes.
+    - ``interval_s``: seconds between two decisions, and between two reports of a replica to the autoscaler.
     """
 
     target_queued_slots_ratio: float = Field(default=0.8, gt=0)
@@ -143,18 +145,14 @@ class LimitsSection(Section):
 
 
 class AuthSection(Section):
-    """``api_keys_file``: file with one API key a line; also from the environment variable ``ORCA_API_KEYS_FILE``."""
+    """``api_keys_file``: path, on every node with an ingress, of a file with one API key a line (``#``: comment); also
+    from the environment variable ``ORCA_API_KEYS_FILE``. null = whoever reaches the service may use it. Changes to the
+    file count within a second; replace it by renaming.
+    """
 
     api_keys_file: str | None = Field(
-        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, validate_default=True
+        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, min_length=1, validate_default=True
     )
-
-    @field_validator("api_keys_file")
-    @classmethod
-    def _no_keys_yet(cls, value: str | None) -> str | None:
-        if value is not None:  # serving openly to somebody who asked for keys would be worse than not starting
-            raise ValueError(f"this version cannot check API keys; leave it (and {API_KEYS_ENVIRONMENT}) unset")
-        return value
 
 
 class FailoverSection(Section):

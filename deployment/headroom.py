@@ -137,6 +137,11 @@ class HeadroomBook:
         """Estimated slots a new request could reserve at once on the replica."""
         return self._estimate(replica, self._clock(), 0)[1]
 
+    def report_age_s(self, replica: str) -> float | None:
+        """Seconds since the replica's last report arrived; ``None`` where there was none."""
+        report = self._reports.get(replica)
+        return None if report is None else max(0.0, self._clock() - report.received_at)
+
     @property
     def in_flight(self) -> int:
         """Requests booked and not released; zero when idle."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from deployment.accounting import RequestBooks
+from deployment.auth import CountedKeys, KeyCheck, NoKeys
 from deployment.config import AppConfig
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
+from deployment.metrics import Registry
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ReplicaSet, ReplicaStream
@@ -90,6 +92,8 @@ class Ingress(GrpcMethods):
         replicas: ReplicaSet,
         tokenizer: IngressTokenizer,
         clock: Callable[[], float] = time.monotonic,
+        keys: KeyCheck | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self._config = config
         self._limits = config.limits
@@ -97,7 +101,8 @@ class Ingress(GrpcMethods):
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
         self._live: dict[str, list[_Live]] = {}
-        self._counters: Counter[str] = Counter()
+        self._books = RequestBooks(clock, registry)
+        self.keys = CountedKeys(keys or NoKeys(), self._books.refuse)
         self._known = _Known()
         self._model: ModelInfo | None = None
         self._draining = False
@@ -123,27 +128,24 @@ class Ingress(GrpcMethods):
     async def generate(self, call: GenerationCall) -> AsyncGenerator[ServedChunk, None]:
         """See ``Service.generate``."""
         live = self._arrive(call)
-        outcome = "cancelled"  # what it stays where the reader goes away
+        entry = self._books.open(call.api)
         try:
             request = await self._prepare(call, live)
             async with aclosing(self._run(request, live)) as stream:
                 async for served in stream:
-                    if served.chunk.finish_reason is not None:
-                        outcome = served.chunk.finish_reason.value
-                        self._count_tokens(served)
+                    entry.chunk(served.chunk)
                     yield served
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not live.ended_here:
-                # a gRPC client keeps its own deadline and is gone when it passes
-                outcome = "deadline" if self._clock() >= live.deadline else outcome
+                if self._clock() >= live.deadline:
+                    entry.expire()  # a gRPC client keeps its own deadline and is gone when it passes
                 raise  # the reader went away; otherwise it is what became of the stream we have cancelled ourselves
             shown = self._explain(error, live)
-            outcome = _outcome(shown)
+            entry.fail(shown)
             raise shown from None
         finally:
             self._depart(live)
-            self._counters["requests"] += 1
-            self._counters[f"requests_{outcome}"] += 1
+            entry.close()
 
     async def check(self, calls: list[GenerationCall]) -> None:
         """See ``Service.check``."""
@@ -153,11 +155,15 @@ class Ingress(GrpcMethods):
             try:
                 demand += (await self._prepare(call, live)).total_tokens
             except Exception as error:
-                raise self._explain(error, live) from None
+                shown = self._explain(error, live)
+                self._books.refuse(shown)
+                raise shown from None
         room = sum(report.load.n_slots + self._limits.max_waiting_slots for report in self._known.reports)
         if demand > room:
             reason = f"{len(calls)} choices need {demand} slots together, and all replicas with their lines have {room}"
-            raise InvalidRequestError("n", reason)
+            refused = InvalidRequestError("n", reason)
+            self._books.refuse(refused)
+            raise refused
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. The replicas know the clients' ids: it may be what another ingress started."""
@@ -196,7 +202,7 @@ class Ingress(GrpcMethods):
             ReplicaStatus(report.replica, report.load, max(0.0, now - report.taken_at))
             for report in sorted(known.reports, key=lambda report: report.replica)
         )
-        counters = dict(self._counters)
+        counters = dict(self._books.counters)
         return ServiceStatus(await self.model(), replicas, draining=self._draining, counters=counters)
 
     async def ready(self) -> bool:
@@ -265,12 +271,6 @@ class Ingress(GrpcMethods):
             return RequestCancelledError(live.visible_id)
         return shown
 
-    def _count_tokens(self, served: ServedChunk) -> None:
-        usage = served.chunk.usage
-        if usage is not None:
-            self._counters["prompt_tokens"] += usage.prompt_tokens
-            self._counters["generated_tokens"] += usage.completion_tokens
-
     # ---- the replicas
 
     async def _hear(self, fresh_s: float) -> _Known:
@@ -282,10 +282,3 @@ class Ingress(GrpcMethods):
                 largest = max((report.info for report in reports), key=lambda info: info.n_slots)
                 self._model = replace(largest, model_id=self._config.model.id)
         return self._known
-
-
-def _outcome(error: OrcaError) -> str:
-    """The name under which a failed request is counted."""
-    if isinstance(error, RequestCancelledError):
-        return "cancelled"
-    return "deadline" if isinstance(error, DeadlineExceededError) else "error"

@@ -10,13 +10,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from deployment.metrics import RayRegistry, ReplicaMetrics, Silent
 from deployment.router import load_to_stats
+from deployment.scaling_reports import scaling_stats
 from orca_core.config import EngineConfig
 from orca_core.errors import EngineDeadError, RequestCancelledError
 from orca_core.types import CancelOutcome, GenerationChunk, GenerationRequest, Health, Load, ModelInfo
 
 N_REMEMBERED: Final = 4096
 """How many ended client ids a replica can still tell from unknown ones."""
+
+LINE_FRESH_S: Final = 5.0
+"""What an ingress said of its line counts for so long: one that has died must not leave a queue behind."""
 
 
 class EngineChannel(Protocol):
@@ -74,13 +79,21 @@ class Replica:
     ``clock``: wall-clock seconds (reports of replicas are compared across processes).
     """
 
-    def __init__(self, engine: ReplicaEngine, name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        engine: ReplicaEngine,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        metrics: ReplicaMetrics | None = None,
+    ) -> None:
         self._engine = engine
         self._name = name
         self._clock = clock
+        self._metrics = metrics or ReplicaMetrics(Silent(), name)
         self._live: dict[str, set[str]] = {}  # a client's own id -> our ids: several requests may share it
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._abandoned: OrderedDict[str, None] = OrderedDict()
+        self._lines: dict[str, tuple[int, int, float]] = {}  # ingress -> slots, requests, when it said so
 
     async def start(self) -> None:
         """Load the model (this may take minutes) beside the event loop, so that the actor still answers Serve."""
@@ -100,6 +113,8 @@ class Replica:
         self._live.setdefault(client_request_id, set()).add(request.request_id)
         try:
             async for chunk in channel:
+                if chunk.timings is not None:
+                    self._metrics.queue_time(chunk.timings.queue_s)
                 yield self._name, chunk
         finally:
             channel.close()
@@ -139,8 +154,25 @@ class Replica:
         return ReplicaReport(self._name, self._engine.info(), self._engine.load(), self._clock())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Polled by Serve and handed to every router."""
-        return load_to_stats(self._engine.load(), self._clock())
+        """Polled by Serve, whether there is work or not, and handed to every router."""
+        load = self._engine.load()
+        self._metrics.load(load)
+        return load_to_stats(load, self._clock())
+
+    async def note_line(self, ingress: str, slots: int, requests: int) -> None:
+        """An ingress says what waits in its own line, before any replica: demand in slots, and requests.
+
+        It tells all replicas, at least every ``LINE_FRESH_S`` while something waits: the autoscaler sees what the
+        replicas report, and nothing of an ingress.
+        """
+        self._lines[ingress] = (slots, requests, self._clock())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Polled by Serve where the number of replicas may change, and handed to the policy in the controller."""
+        oldest = self._clock() - LINE_FRESH_S
+        self._lines = {ingress: line for ingress, line in self._lines.items() if line[2] >= oldest}
+        lines = self._lines.values()
+        return scaling_stats(self._engine.load(), sum(line[0] for line in lines), sum(line[1] for line in lines))
 
     async def check_health(self) -> None:
         """Polled by Serve, which replaces the actor when this raises ``EngineDeadError``: no life, or no progress."""
@@ -162,8 +194,10 @@ class ServedReplica(Replica):
         use_threads(engine_config.threads)
         from orca_core.engine import Engine  # not before the thread count is set: torch reads it when it is imported
 
-        engine = Engine(replace(engine_config, memory_share=share_of_node()))
-        Replica.__init__(self, engine, serve.get_replica_context().replica_id.unique_id)
+        name = serve.get_replica_context().replica_id.unique_id
+        metrics = ReplicaMetrics(RayRegistry(), name)
+        engine = Engine(replace(engine_config, memory_share=share_of_node()), on_iteration=metrics.on_iteration)
+        Replica.__init__(self, engine, name, metrics=metrics)
         await self.start()
 
     def __del__(self) -> None:

@@ -10,6 +10,7 @@ from ray.serve._private.common import ReplicaID
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from deployment.headroom import HeadroomBook
+from deployment.metrics import RayRegistry, report_age
 from orca_core.types import GenerationRequest, Load
 
 TAKEN_AT: Final = "taken_at"
@@ -51,6 +52,7 @@ class HeadroomRouter(RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._book = HeadroomBook(time.time)
+        self._record_age = report_age(RayRegistry())
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with ``request_router_kwargs``: those of ``HeadroomBook``."""
@@ -85,6 +87,9 @@ class HeadroomRouter(RequestRouter):
             self._book.book(request_id, name, demand_of(pending_request))
         else:
             name = self._book.reserve(request_id, list(by_name), demand_of(pending_request))
+        age_s = self._book.report_age_s(name)
+        if age_s is not None:
+            self._record_age(age_s)
         return by_name[name]
 
     async def choose_replicas(

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from deployment.replica import Replica, share_of_node, use_threads
+from deployment.replica import LINE_FRESH_S, Replica, share_of_node, use_threads
 from deployment.router import load_from_stats
 from orca_core.errors import DeadlineExceededError, EngineDeadError, RequestCancelledError
 from orca_core.types import CancelOutcome, FinishReason, GenerationRequest, Health, Load
@@ -178,3 +178,21 @@ def test_a_replica_counts_on_its_cpus_part_of_the_ram(
     monkeypatch.setattr(ray, "get_runtime_context", Context)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     assert share_of_node() == share
+
+
+async def test_the_autoscaler_hears_of_load_and_lines() -> None:
+    now = [100.0]
+    engine = FakeEngine(n_free=1)
+    replica = Replica(engine, "a", lambda: now[0])
+    await replica.note_line("ingress-1", 300, 3)
+    await replica.note_line("ingress-2", 40, 1)
+    await replica.note_line("ingress-1", 200, 2)
+    async with aclosing(replica.generate(a_request(), "mine")) as stream:
+        await anext(stream)
+        stats = await replica.record_autoscaling_stats()
+    assert stats["orca_reserved_slots"] == 5
+    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (240, 3)
+    now[0] += LINE_FRESH_S + 0.1
+    await replica.note_line("ingress-2", 0, 0)
+    stats = await replica.record_autoscaling_stats()
+    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (0, 0), "an ingress that died leaves no queue"

@@ -55,13 +55,16 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 @dataclass
 class Server:
-    """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group."""
+    """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group; ``log``: what it
+    said on stderr.
+    """
 
     process: subprocess.Popen[str]
     http_port: int
     grpc_port: int
     channel: grpc.Channel
     stub: OrcaServiceStub
+    log: Path
 
     @property
     def target(self) -> str:
@@ -84,10 +87,12 @@ class Server:
             time.sleep(0.05)
 
 
-def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None) -> Server:
+def start(
+    folder: Path, front: str, extra_environment: dict[str, str] | None = None, config_text: str = CONFIG
+) -> Server:
     """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
-    config.write_text(CONFIG)
+    config.write_text(config_text)
     http_port, grpc_port = free_range(2)
     command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
@@ -111,7 +116,7 @@ def start(folder: Path, front: str, extra_environment: dict[str, str] | None = N
             process.terminate()
         pytest.fail(f"the service did not start: {line}{log.read_text()[-3000:]}")
     channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
-    return Server(process, http_port, grpc_port, channel, OrcaServiceStub(channel))
+    return Server(process, http_port, grpc_port, channel, OrcaServiceStub(channel), log)
 
 
 def stop(server: Server) -> int:
