@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# a worker a core, few of them: each one imports torch
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
@@ -20,12 +22,12 @@ serve: setup ## start Ray, serve the embedded model on two replicas, stay in the
 	@exec $(BIN)/orca-serve up $(ARGS)
 
 test: setup ## run all tests: unit, then the embedded model, then end to end
-	$(BIN)/python -m pytest -m "not e2e and not model" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
 test-unit: setup ## run the tests that start no server and load no real model
-	$(BIN)/python -m pytest -m "not e2e and not model" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
 
 test-model: setup ## run the tests of the engine on the embedded model
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
@@ -60,8 +62,8 @@ format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## tokens per second of one engine on this machine
-	@exec $(BIN)/python -m bench.offline $(ARGS)
+bench: setup ## iteration-level against request-level scheduling on this machine
+	@exec $(BIN)/orca-serve bench offline $(ARGS)
 
 clean: ## remove what was built or cached, .venv included
 	rm -rf .venv .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,13 +3,15 @@
 No ``from __future__ import annotations`` here: with it Serve cannot see the builder's type and hands it a plain dict.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from deployment.autoscaling import QueueDepthPolicy
 from deployment.config import AppConfig
 from deployment.router import PinnedRouter
 from deployment.served_ingress import ServedIngress
@@ -20,6 +22,10 @@ UNLIMITED: Final = 100_000
 
 HEALTH_CHECK_PERIOD_S: Final = 5.0
 HEALTH_CHECK_TIMEOUT_S: Final = 30.0
+SCALING_REPORTS: Final = 4.0
+"""The autoscaler believes the last report of a replica for that many intervals, and Serve keeps it as long."""
+SCALING_PATIENCE_S: Final = 4.0
+"""But no shorter than this: a busy machine reports late."""
 
 
 def build(config: AppConfig) -> Application:
@@ -75,14 +81,30 @@ def _scale(config: AppConfig) -> Mapping[str, Any]:
     replicas, scaling = config.replicas, config.autoscaling
     if replicas.min == replicas.max:
         return {"num_replicas": replicas.max}
-    return {
-        "autoscaling_config": AutoscalingConfig(
+    decisions: dict[str, Any] = {
+        "interval_s": scaling.interval_s,
+        "target_ratio": scaling.target_queued_slots_ratio,
+        "upscale_delay_s": scaling.upscale_delay_s,
+        "downscale_delay_s": scaling.downscale_delay_s,
+        "stale_after_s": max(SCALING_REPORTS * scaling.interval_s, SCALING_PATIENCE_S),
+        "max_batch_size": config.engine.max_batch_size,
+    }
+    make_policy: Any = AutoscalingPolicy  # its constructor is untyped
+    policy = make_policy(policy_function=QueueDepthPolicy, policy_kwargs=decisions)
+    with warnings.catch_warnings():
+        # the only way to set the interval of one deployment's reports; Serve means to leave it to the environment
+        warnings.simplefilter("ignore", DeprecationWarning)
+        autoscaling = AutoscalingConfig(
             min_replicas=replicas.min,
             max_replicas=replicas.max,
             initial_replicas=replicas.start,
-            # until a policy of our own reads queued slots: a full batch a replica
-            target_ongoing_requests=config.engine.max_batch_size * scaling.target_queued_slots_ratio,
-            upscale_delay_s=scaling.upscale_delay_s,
-            downscale_delay_s=scaling.downscale_delay_s,
+            metrics_interval_s=scaling.interval_s,
+            look_back_period_s=SCALING_REPORTS * scaling.interval_s,
+            # Serve would wait on top of what our policy has waited
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=policy,
         )
-    }
+    # Serve chooses who leaves by node and age, not by load: whoever it is must be able to finish what it has begun
+    finish_s = max(config.drain.timeout_s, config.limits.max_request_seconds)
+    return {"autoscaling_config": autoscaling, "graceful_shutdown_timeout_s": finish_s}

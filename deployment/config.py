@@ -78,9 +78,9 @@ class AppConfig(Section):
         if self.failover.silence_s < _HEARTBEATS * replicas.load_report_interval_s:
             least = f"{_HEARTBEATS:g} times replicas.load_report_interval_s ({replicas.load_report_interval_s:g})"
             raise ConfigError("failover.silence_s", f"must be at least {least}")
-        if isinstance(self.engine.n_slots, int) and self.engine.n_slots < self.engine.block_size:
-            raise ConfigError("engine.n_slots", f"must be at least engine.block_size ({self.engine.block_size})")
-        self.engine_config()
+        block_size = self._block_size()
+        if isinstance(self.engine.n_slots, int) and self.engine.n_slots < block_size:
+            raise ConfigError("engine.n_slots", f"must be at least engine.block_size ({block_size})")
         return self
 
     def engine_config(self) -> EngineConfig:
@@ -93,10 +93,11 @@ class AppConfig(Section):
                 dtype=self.model.dtype,
                 device="cpu" if engine.device == "auto" and replicas.num_gpus == 0 else engine.device,
                 max_batch_size=engine.max_batch_size,
-                max_batch_tokens=engine.max_batch_tokens,
+                max_batch_tokens=None if engine.max_batch_tokens == "auto" else engine.max_batch_tokens,
                 n_slots=None if engine.n_slots == "auto" else engine.n_slots,
                 max_model_len=engine.max_model_len,
-                block_size=engine.block_size,
+                block_size=None if engine.block_size == "auto" else engine.block_size,
+                cuda_graphs=engine.cuda_graphs,
                 prefix_cache=engine.prefix_cache,
                 overtaking_s=engine.overtaking_s,
                 max_overtakers=engine.max_overtakers,
@@ -111,6 +112,14 @@ class AppConfig(Section):
         except ConfigError as error:
             section = "model" if error.field in ("revision", "dtype") else "engine"
             raise ConfigError(f"{section}.{error.field}", error.reason) from None
+
+    def _block_size(self) -> int:
+        """Slots in a block on the replicas' device. Raises ``ConfigError`` where that device cannot take it."""
+        config = self.engine_config()
+        try:
+            return config.block_size_on("cuda" if self.replicas.num_gpus > 0 else "cpu")
+        except ConfigError as error:
+            raise ConfigError(f"engine.{error.field}", error.reason) from None
 
     def _memory_utilization(self) -> float | None:
         """Of a GPU, this replica's part; ``None`` = the engine's default. RAM is divided on the node, by CPUs."""

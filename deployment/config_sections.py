@@ -48,11 +48,13 @@ class ModelSection(Section):
 class EngineSection(Section):
     """One replica's engine.
 
-    - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration.
+    - ``max_batch_size``: requests in one iteration; ``max_batch_tokens``: tokens (rows) in one iteration,
+      which bounds the pause a long prompt makes in running streams; ``auto`` = 128, on a GPU 4096.
     - ``n_slots``: tokens whose K and V fit; ``auto`` = from the free memory measured after loading.
     - ``max_model_len``: tokens of one request, prompt + output; null = the model's own limit.
-    - ``block_size``: slots in one block of the paged pool.
-    - ``prefix_cache``: requests that begin with the same tokens share the K/V of that beginning.
+    - ``block_size``: slots in one block of the paged pool, on a GPU a multiple of 256; ``auto`` = 16, on a GPU 256.
+    - ``cuda_graphs``: on a GPU, replay captured graphs for batches of increments alone.
+    - ``prefix_cache``: requests that begin with the same tokens share the K/V of that beginning, in whole blocks.
     - ``overtaking_s``: seconds for which requests that fit may pass the oldest waiting one while that does not fit;
       0 = strictly first come, first served. ``max_overtakers``: how many may pass one request.
     - ``memory_utilization``: part, 0 to 1, of the GPU's memory (on CPU: of its share of the node's RAM) one replica
@@ -64,10 +66,11 @@ class EngineSection(Section):
 
     device: Device = "auto"
     max_batch_size: int = Field(default=16, ge=1)
-    max_batch_tokens: int = Field(default=512, ge=1)
+    max_batch_tokens: Literal["auto"] | int = "auto"
     n_slots: Literal["auto"] | int = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
-    block_size: int = Field(default=16, ge=1)
+    block_size: Literal["auto"] | int = "auto"
+    cuda_graphs: bool = True
     prefix_cache: bool = True
     overtaking_s: float = Field(default=0.0, ge=0)
     max_overtakers: int = Field(default=16, ge=0)
@@ -76,9 +79,9 @@ class EngineSection(Section):
     threads: int | None = Field(default=None, ge=1)
     progress_timeout_s: float = Field(default=60.0, gt=0)
 
-    @field_validator("n_slots", mode="before")
+    @field_validator("n_slots", "max_batch_tokens", "block_size", mode="before")
     @classmethod
-    def _n_slots_form(cls, value: Any) -> Any:
+    def _auto_or_count(cls, value: Any) -> Any:
         if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
             return value
         raise ValueError("must be auto or an integer of at least 1")
@@ -109,9 +112,11 @@ class ReplicasSection(Section):
 class AutoscalingSection(Section):
     """How replicas follow the depth of the queue, when ``replicas.min`` < ``replicas.max``.
 
-    ``target_queued_slots_ratio``: demand aimed for (reserved, queued, and the ingress's line) as a share of all slots.
-    ``upscale_delay_s`` / ``downscale_delay_s``: seconds a wish must last. ``interval_s``: between decisions
-    of a policy on queued slots; Serve's own, which decides until there is one, has a fixed interval.
+    - ``target_queued_slots_ratio``: demand aimed for, as a share of what all replicas hold: slots that are reserved,
+      queued or in the ingress's line over all slots; or, if that is more, their requests over all batches.
+    - ``upscale_delay_s`` / ``downscale_delay_s``: wall-clock seconds for which more, or fewer, replicas must be wanted
+      without a break before their number changes.
+    - ``interval_s``: seconds between two decisions, and between two reports of a replica to the autoscaler.
     """
 
     target_queued_slots_ratio: float = Field(default=0.8, gt=0)
@@ -141,18 +146,14 @@ class LimitsSection(Section):
 
 
 class AuthSection(Section):
-    """``api_keys_file``: file with one API key a line; also from the environment variable ``ORCA_API_KEYS_FILE``."""
+    """``api_keys_file``: path, on every node with an ingress, of a file with one API key a line (``#``: comment); also
+    from the environment variable ``ORCA_API_KEYS_FILE``. null = whoever reaches the service may use it. Changes to the
+    file count within a second; replace it by renaming.
+    """
 
     api_keys_file: str | None = Field(
-        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, validate_default=True
+        default_factory=lambda: os.environ.get(API_KEYS_ENVIRONMENT) or None, min_length=1, validate_default=True
     )
-
-    @field_validator("api_keys_file")
-    @classmethod
-    def _no_keys_yet(cls, value: str | None) -> str | None:
-        if value is not None:  # serving openly to somebody who asked for keys would be worse than not starting
-            raise ValueError(f"this version cannot check API keys; leave it (and {API_KEYS_ENVIRONMENT}) unset")
-        return value
 
 
 class FailoverSection(Section):

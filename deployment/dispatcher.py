@@ -15,7 +15,8 @@ from deployment.headroom import HeadroomBook
 from deployment.line import WaitingLine
 from deployment.link import Link
 from deployment.links import Heard, Links
-from deployment.parcels import Parcel
+from deployment.metrics import IngressMetrics
+from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
 from orca_core.errors import DeadlineExceededError, UnavailableError
@@ -52,14 +53,20 @@ class Dispatcher:
     """
 
     def __init__(
-        self, replicas: ReplicaSet, settings: DispatchSettings, book: HeadroomBook, clock: Callable[[], float]
+        self,
+        replicas: ReplicaSet,
+        settings: DispatchSettings,
+        book: HeadroomBook,
+        clock: Callable[[], float],
+        metrics: IngressMetrics,
     ) -> None:
         self._replicas = replicas
         self._settings = settings
         self._book = book
         self._clock = clock
+        self._metrics = metrics
         self._line = WaitingLine(settings.max_waiting_requests, settings.max_waiting_slots, clock)
-        self._links = Links(replicas, clock, settings.silence_s, self)
+        self._links = Links(replicas, clock, settings.silence_s, self, self.line_depth)
         self._sender = Sender(
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )
@@ -101,6 +108,7 @@ class Dispatcher:
         """Ask all replicas how they are, and take what follows from it."""
         heard = await self._links.poll()
         self._pump()
+        self._metrics.line(self.waiting_requests, self.waiting_slots)
         return heard
 
     def tick(self, elapsed_s: float) -> None:
@@ -128,6 +136,10 @@ class Dispatcher:
     def waiting_slots(self) -> int:
         """Their demand."""
         return self._line.slots
+
+    def line_depth(self) -> LineDepth:
+        """What the replicas, and through them the autoscaler, are told of the line."""
+        return LineDepth(self._line.slots, len(self._line))
 
     def enter(self, entry: Entry) -> None:
         """A new request. Raises ``UnavailableError`` without any replica, and ``OverloadedError`` (see the line)."""
@@ -176,6 +188,7 @@ class Dispatcher:
         link = None if name is None else self._links.get(name)
         if link is not None:
             self._line.remove(entry)
+            self._metrics.chosen(self._book.report_age_s(link.replica))
             self._sender.send(entry, link)
         elif usable and entry.demand > max(self._book.n_slots(replica) for replica in usable):
             self._line.remove(entry)  # checked against all there were when it came; it must not hold up the others

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from deployment.auth import HEADER, KeyCheck, NoKeys
 from deployment.errors import grpc_status
 from deployment.grpc_messages import (
     OUTCOMES,
@@ -69,7 +70,12 @@ class RpcFailedError(Exception):
 
 
 class GrpcMethods(Service):
-    """The RPCs, over the methods of ``Service``, which the class that inherits this one implements."""
+    """The RPCs, over the methods of ``Service``, which the class that inherits this one implements.
+
+    ``keys``: checked before anything else by every RPC but those of health; everybody may come in unless it is set.
+    """
+
+    keys: KeyCheck = NoKeys()
 
     async def Generate(  # noqa: N802
         self, arrived: Arrived, grpc_context: RpcContext
@@ -81,7 +87,7 @@ class GrpcMethods(Service):
         exception, and an exception takes the code and the details but not the trailers.
         """
         try:
-            call = call_from_pb(_readable(arrived.message), _timeout_s(grpc_context))
+            call = call_from_pb(self._admitted(arrived.message, grpc_context), _timeout_s(grpc_context))
             async with aclosing(self.generate(call)) as chunks:
                 async for served in chunks:
                     yield chunk_to_pb(served)
@@ -95,7 +101,7 @@ class GrpcMethods(Service):
     ) -> pb.CompleteResponse:
         """Unary: the whole result. A client that leaves cancels the generation."""
         try:
-            call = call_from_pb(_readable(request), _timeout_s(grpc_context))
+            call = call_from_pb(self._admitted(request, grpc_context), _timeout_s(grpc_context))
             async with aclosing(self.generate(call)) as chunks:
                 return result_to_pb([served async for served in chunks])
         except Exception as error:
@@ -104,7 +110,7 @@ class GrpcMethods(Service):
     async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
         """Unary: cancel by the client's own request id."""
         try:
-            if not _readable(request).request_id:
+            if not self._admitted(request, grpc_context).request_id:
                 raise InvalidRequestError("request_id", "must not be empty")
             return pb.CancelResponse(outcome=OUTCOMES[await self.cancel(request.request_id)])
         except Exception as error:
@@ -115,7 +121,7 @@ class GrpcMethods(Service):
     ) -> pb.TokenizeResponse:
         """Unary: the ids a prompt would have."""
         try:
-            token_ids = await self.tokenize(_readable(request).text, request.model)
+            token_ids = await self.tokenize(self._admitted(request, grpc_context).text, request.model)
             return pb.TokenizeResponse(token_ids=token_ids, count=len(token_ids))
         except Exception as error:
             return _failed(grpc_context, error, "", pb.TokenizeResponse)
@@ -125,7 +131,7 @@ class GrpcMethods(Service):
     ) -> pb.DetokenizeResponse:
         """Unary: the text of token ids."""
         try:
-            text = await self.detokenize(tuple(_readable(request).token_ids), request.model)
+            text = await self.detokenize(tuple(self._admitted(request, grpc_context).token_ids), request.model)
             return pb.DetokenizeResponse(text=text, count=len(request.token_ids))
         except Exception as error:
             return _failed(grpc_context, error, "", pb.DetokenizeResponse)
@@ -135,7 +141,7 @@ class GrpcMethods(Service):
     ) -> pb.GetModelResponse:
         """Unary: the served model."""
         try:
-            _readable(request)
+            self._admitted(request, grpc_context)
             return model_to_pb(await self.model())
         except Exception as error:
             return _failed(grpc_context, error, "", pb.GetModelResponse)
@@ -145,10 +151,17 @@ class GrpcMethods(Service):
     ) -> pb.GetStatusResponse:
         """Unary: replicas with their load, asked now."""
         try:
-            _readable(request)
+            self._admitted(request, grpc_context)
             return status_to_pb(await self.status())
         except Exception as error:
             return _failed(grpc_context, error, "", pb.GetStatusResponse)
+
+    def _admitted(self, message: _M, context: RpcContext) -> _M:
+        """The message of a caller who may come in. Raises ``UnauthenticatedError`` before ``InvalidRequestError``."""
+        self.keys.check(value for key, value in context.invocation_metadata() if key == HEADER)
+        if isinstance(message, Unreadable):
+            raise InvalidRequestError("request", "is not a message of orca.v1")
+        return message
 
     # ---- grpc.health.v1.Health
 
@@ -233,13 +246,6 @@ class _Stamp:
 
     def __call__(self, data: bytes) -> Arrived:
         return Arrived(self.parse(data), os.getpid())
-
-
-def _readable(message: _M) -> _M:
-    """The message itself. Raises ``InvalidRequestError`` for bytes that were none."""
-    if isinstance(message, Unreadable):
-        raise InvalidRequestError("request", "is not a message of orca.v1")
-    return message
 
 
 def _timeout_s(context: RpcContext) -> float | None:

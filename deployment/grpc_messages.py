@@ -57,6 +57,7 @@ def call_from_pb(message: pb.GenerateRequest, timeout_s: float | None) -> Genera
         session_id=message.session_id,
         priority=message.priority,
         timeout_s=timeout_s,
+        api="grpc",
     )
 
 

@@ -106,8 +106,10 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
 
     ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
     """
-    ports = _free_ports(len(_HAPROXY_PORTS))
-    both = free_range(2 * _N_INGRESS_PORTS)  # one range, cut in two: two might be the same
+    # one range, cut up: two might be the same. And no port that the kernel gives to outgoing connections: between this
+    # look and HAProxy's start one could take it
+    every = free_range(len(_HAPROXY_PORTS) + 2 * _N_INGRESS_PORTS)
+    ports, both = every[: len(_HAPROXY_PORTS)], every[len(_HAPROXY_PORTS) :]
     http, grpc = both[:_N_INGRESS_PORTS], both[_N_INGRESS_PORTS:]
     home = f"{folder}/haproxy"
     return {
@@ -129,15 +131,6 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop - 1),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    """TCP ports nobody listens on now, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def free_range(size: int) -> range:

@@ -160,6 +160,11 @@ class HeadroomBook:
         """Slots the replica has in total, as far as it said."""
         return self._load(replica).n_slots
 
+    def report_age_s(self, replica: str) -> float:
+        """Seconds since the replica last said how it stands; 0 where it never did."""
+        known = self._known.get(replica)
+        return 0.0 if known is None or known.standing is None else max(0.0, self._clock() - known.received_at)
+
     @property
     def in_flight(self) -> int:
         """Requests booked and not released; zero when idle."""

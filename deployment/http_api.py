@@ -20,11 +20,13 @@ from typing import Any, Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from deployment.auth import KeyCheck, KeyGuard, NoKeys
 from deployment.choices import merged
 from deployment.config_sections import LimitsSection
 from deployment.errors import http_error
@@ -48,7 +50,10 @@ _Parser = Callable[[dict[str, Any], LimitsSection, str, float | None], OpenAIReq
 
 
 def build_app(
-    service: Service, limits: LimitsSection | None = None, wall_clock: Callable[[], float] = time.time
+    service: Service,
+    limits: LimitsSection | None = None,
+    wall_clock: Callable[[], float] = time.time,
+    keys: KeyCheck | None = None,
 ) -> Starlette:
     """The ASGI application. ``limits.max_prompt_bytes`` bounds a body; ``wall_clock``: Unix seconds."""
     face = _HttpFace(service, limits or LimitsSection(), wall_clock)
@@ -62,6 +67,7 @@ def build_app(
             Route("/livez", face.livez, methods=["GET"]),
             Route("/readyz", face.readyz, methods=["GET"]),
         ],
+        middleware=[Middleware(KeyGuard, keys=keys or NoKeys())],
         exception_handlers={HTTPException: _routing_error, OrcaError: _plain_error, Exception: _plain_error},
     )
 

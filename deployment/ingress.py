@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
+from deployment.accounting import RequestBooks
+from deployment.auth import CountedKeys, KeyCheck, NoKeys
 from deployment.broadcast import best_outcome
 from deployment.config import AppConfig
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
 from deployment.links import Heard
 from deployment.live import Alarm, LiveRequest
+from deployment.metrics import Registry
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import ResumingStream
@@ -51,18 +53,21 @@ class Ingress(GrpcMethods):
         replicas: ReplicaSet,
         tokenizer: IngressTokenizer,
         clock: Callable[[], float] = time.monotonic,
+        keys: KeyCheck | None = None,
+        registry: Registry | None = None,
         peers: Callable[[str], Awaitable[CancelOutcome]] | None = None,
     ) -> None:
         self._peers = peers
         self._config = config
         self._limits = config.limits
         self._replicas = replicas
-        self._dispatcher = dispatcher_of(config, replicas, clock)
+        self._books = RequestBooks(clock, registry)
+        self.keys = CountedKeys(keys or NoKeys(), self._books.refuse)
+        self._dispatcher = dispatcher_of(config, replicas, clock, self._books.metrics)
         self._stream_settings = stream_settings_of(config)
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
         self._live: dict[str, list[LiveRequest]] = {}
-        self._counters: Counter[str] = Counter()
         self._model: ModelInfo | None = None
         self._draining = False
 
@@ -92,27 +97,24 @@ class Ingress(GrpcMethods):
     async def generate(self, call: GenerationCall) -> AsyncGenerator[ServedChunk, None]:
         """See ``Service.generate``."""
         live = self._arrive(call)
-        outcome = "cancelled"  # what it stays where the reader goes away
+        entry = self._books.open(call.api)
         try:
             request = await self._prepare(call, live)
             async with aclosing(self._run(request, call, live)) as stream:
                 async for served in stream:
-                    if served.chunk.finish_reason is not None:
-                        outcome = served.chunk.finish_reason.value
-                        self._count_tokens(served)
+                    entry.chunk(served.chunk)
                     yield served
         except asyncio.CancelledError:
-            # a gRPC client keeps its own deadline and is gone when it passes
-            outcome = "deadline" if self._clock() >= live.deadline else outcome
+            if self._clock() >= live.deadline:
+                entry.expire()  # a gRPC client keeps its own deadline and is gone when it passes
             raise
         except Exception as error:
             shown = self._explain(error, live)
-            outcome = _outcome(shown)
+            entry.fail(shown)
             raise shown from None
         finally:
             self._depart(live)
-            self._counters["requests"] += 1
-            self._counters[f"requests_{outcome}"] += 1
+            entry.close()
 
     async def check(self, calls: list[GenerationCall]) -> None:
         """See ``Service.check``."""
@@ -122,12 +124,16 @@ class Ingress(GrpcMethods):
             try:
                 demand += (await self._prepare(call, live)).total_tokens
             except Exception as error:
-                raise self._explain(error, live) from None
+                shown = self._explain(error, live)
+                self._books.refuse(shown)
+                raise shown from None
         slots = sum(report.load.n_slots for report in self._dispatcher.heard.reports)
         room = slots + self._limits.max_waiting_slots
         if demand > room:
             reason = f"{len(calls)} choices need {demand} slots together, and all replicas with the line have {room}"
-            raise InvalidRequestError("n", reason)
+            refused = InvalidRequestError("n", reason)
+            self._books.refuse(refused)
+            raise refused
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. It may run anywhere, started by another ingress, or wait in that one's line."""
@@ -180,7 +186,7 @@ class Ingress(GrpcMethods):
             waiting_requests=self._dispatcher.waiting_requests,
             waiting_slots=self._dispatcher.waiting_slots,
             draining=self._draining,
-            counters=dict(self._counters),
+            counters=dict(self._books.counters),
         )
 
     async def ready(self) -> bool:
@@ -230,6 +236,7 @@ class Ingress(GrpcMethods):
             self._dispatcher,
             self._stream_settings,
             self._clock,
+            on_resume=self._books.resume,
             arrived_at=live.arrived_at,
             deadline=live.deadline,
             session_id=call.session_id,
@@ -242,8 +249,6 @@ class Ingress(GrpcMethods):
         finally:
             alarm.cancel()
             stream.cancel()
-            if stream.resumes:
-                self._counters["resumes"] += stream.resumes
 
     def _explain(self, error: BaseException, live: LiveRequest) -> OrcaError:
         """The error as the client sees it: what we did to the stream ourselves counts more than what came of it."""
@@ -256,12 +261,6 @@ class Ingress(GrpcMethods):
             return RequestCancelledError(live.visible_id)
         return shown
 
-    def _count_tokens(self, served: ServedChunk) -> None:
-        usage = served.chunk.usage
-        if usage is not None:
-            self._counters["prompt_tokens"] += usage.prompt_tokens
-            self._counters["generated_tokens"] += usage.completion_tokens
-
     # ---- the replicas
 
     async def _hear(self, fresh_s: float) -> Heard:
@@ -273,10 +272,3 @@ class Ingress(GrpcMethods):
             largest = max((report.info for report in heard.reports), key=lambda info: info.n_slots)
             self._model = replace(largest, model_id=self._config.model.id)
         return heard
-
-
-def _outcome(error: OrcaError) -> str:
-    """The name under which a failed request is counted."""
-    if isinstance(error, RequestCancelledError):
-        return "cancelled"
-    return "deadline" if isinstance(error, DeadlineExceededError) else "error"

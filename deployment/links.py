@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from deployment.link import Link, LinkOwner
+from deployment.parcels import LineDepth
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ReplicaSet
 
@@ -37,13 +38,23 @@ class Links:
     A replica that Serve has taken out of its set, to be drained, answers no poll any more, but its parcels go on: it
     gets nothing new, and once it holds nothing of ours the link is closed, which lets it exit. One that hangs sends no
     parcels either, for ``silence_s`` seconds: it is lost, at once and with all that is on it.
+
+    ``depth``: what the replicas are told of our line when they are asked.
     """
 
-    def __init__(self, replicas: ReplicaSet, clock: Callable[[], float], silence_s: float, owner: LinkOwner) -> None:
+    def __init__(
+        self,
+        replicas: ReplicaSet,
+        clock: Callable[[], float],
+        silence_s: float,
+        owner: LinkOwner,
+        depth: Callable[[], LineDepth],
+    ) -> None:
         self._replicas = replicas
         self._clock = clock
         self._silence_s = silence_s
         self._owner = owner
+        self._depth = depth
         self._links: dict[str, Link] = {}
         self._polling: asyncio.Task[Heard] | None = None
         self.ingress_id = uuid.uuid4().hex
@@ -77,7 +88,7 @@ class Links:
 
     async def _poll(self) -> Heard:
         before = set(self._links.values())
-        reports = await self._replicas.reports(self.ingress_id)
+        reports = await self._replicas.reports(self.ingress_id, self._depth())
         self.heard = Heard(tuple(reports), self._clock())
         present = {report.replica for report in reports}
         for link in self:

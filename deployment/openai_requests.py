@@ -103,7 +103,7 @@ def _shared(body: Mapping[str, Any], request_id: str, timeout_s: float | None) -
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("model", "must be a string")
-    return {"model": model or "", "client_request_id": request_id, "timeout_s": timeout_s}
+    return {"model": model or "", "client_request_id": request_id, "timeout_s": timeout_s, "api": "http"}
 
 
 def _sampling(

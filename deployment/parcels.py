@@ -6,7 +6,7 @@ ingress's requests and says how the replica stands.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orca_core.errors import OrcaError
 from orca_core.types import GenerationChunk, Load
@@ -23,6 +23,16 @@ class Pinned(NamedTuple):
 
     replica: str
     may_have_left: bool = False
+
+
+class LineDepth(NamedTuple):
+    """What waits in an ingress: demand in slots, and requests."""
+
+    slots: int
+    requests: int
+
+
+NOTHING_WAITS: Final = LineDepth(0, 0)
 
 
 class Standing(NamedTuple):

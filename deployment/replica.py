@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from deployment.client_ids import ClientIds
+from deployment.metrics import ReplicaMetrics, Silent
 from deployment.outlet import EngineChannel, Outlet
-from deployment.parcels import Accepted, Parcel, Pinned, Rejected, Standing
+from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected, Standing
+from deployment.scaling_reports import scaling_stats
 from orca_core.errors import EngineDeadError, OverloadedError
 from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
 
 LEASE_S: Final = 15.0
 """An ingress that has not asked for a report for so long is given up: nobody reads what is computed for it."""
+
+LINE_FRESH_S: Final = 5.0
+"""What an ingress said of its line counts for so long: one that has died must not leave a queue behind."""
 
 
 class ReplicaEngine(Protocol):
@@ -84,6 +89,7 @@ class Replica:
         engine: ReplicaEngine,
         name: str,
         clock: Callable[[], float] = time.time,
+        metrics: ReplicaMetrics | None = None,
         *,
         heartbeat_s: float = 0.5,
         monotonic: Callable[[], float] = time.monotonic,
@@ -91,11 +97,13 @@ class Replica:
         self._engine = engine
         self._name = name
         self._clock = clock
+        self._metrics = metrics or ReplicaMetrics(Silent(), name)
         self._heartbeat_s = heartbeat_s
         self._monotonic = monotonic
         self._attached: dict[str, _Attached] = {}  # by ingress
         self._clients = ClientIds()
         self._beat: asyncio.TimerHandle | None = None
+        self._lines: dict[str, tuple[LineDepth, float]] = {}  # by ingress, with when it said so
 
     async def start(self) -> None:
         """Load the model (this may take minutes) beside the event loop, so that the actor still answers Serve."""
@@ -189,13 +197,29 @@ class Replica:
 
     # ---- facts
 
-    async def report(self, ingress_id: str = "") -> ReplicaReport:
-        """The replica's model and its load now. An attached ingress shows by asking that it still lives."""
+    async def report(self, ingress_id: str = "", line: LineDepth = NOTHING_WAITS) -> ReplicaReport:
+        """The replica's model and its load now. An ingress shows by asking that it still lives.
+
+        ``line``: what waits there, before any replica: the autoscaler hears of what the replicas report, and nothing
+        of an ingress. Each tells all replicas.
+        """
         attached = self._attached.get(ingress_id)
         if attached is not None:
             attached.heard_at = self._monotonic()
+        if ingress_id:
+            self._lines[ingress_id] = line, self._clock()
         load, well = self._standing()
+        self._metrics.load(load)  # asked for whether there is work or not, so that the gauges come back to zero
         return ReplicaReport(self._name, self._engine.info(), load, self._clock(), well)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Polled by Serve where the number of replicas may change, and handed to the policy in the controller."""
+        oldest = self._clock() - LINE_FRESH_S
+        self._lines = {ingress: said for ingress, said in self._lines.items() if said[1] >= oldest}
+        lines = [line for line, _ in self._lines.values()]
+        return scaling_stats(
+            self._engine.load(), sum(line.slots for line in lines), sum(line.requests for line in lines)
+        )
 
     async def check_health(self) -> None:
         """Polled by Serve, which replaces the actor when this raises ``EngineDeadError``: no life, or no progress."""

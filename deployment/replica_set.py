@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
-from deployment.parcels import Accepted, Parcel, Pinned, Rejected
+from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected
 from deployment.replica import ReplicaReport
 from orca_core.types import CancelOutcome, GenerationRequest
 
@@ -27,8 +27,11 @@ class ParcelStream(Protocol):
 class ReplicaSet(Protocol):
     """Every replica of the service, by name."""
 
-    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
-        """The reports of all replicas that answer in time; empty where there is none. Shows them that we live."""
+    async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
+        """The reports of all replicas that answer in time; empty where there is none. Shows them that we live.
+
+        ``line``: what waits in the ingress.
+        """
         ...
 
     def attach(self, replica: str, ingress_id: str, link_id: str) -> ParcelStream:
@@ -63,9 +66,9 @@ class ServeReplicaSet:
         self._drop = handle.options(method_name="drop")
         self._telling: set[asyncio.Task[None]] = set()  # the event loop itself keeps no reference
 
-    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
+    async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
         """See ``ReplicaSet.reports``."""
-        return await ask_all(self._handle, "report", ReplicaReport, ingress_id)
+        return await ask_all(self._handle, "report", ReplicaReport, ingress_id, line)
 
     def attach(self, replica: str, ingress_id: str, link_id: str) -> ParcelStream:
         """See ``ReplicaSet.attach``."""

@@ -43,7 +43,7 @@ class ResumingStream:
 
     When its replica is lost, the request is sent to another one with what was emitted so far as given; what had come
     from the lost one is delivered first and counts as emitted. A request that takes its replicas with it ends after
-    ``max_resumes``. ``arrived_at``, ``deadline``: on the ``clock`` (seconds).
+    ``max_resumes``. ``on_resume``: called whenever it goes on. ``arrived_at``, ``deadline``: on the ``clock``, seconds.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ResumingStream:
         settings: StreamSettings,
         clock: Callable[[], float],
         *,
+        on_resume: Callable[[], object],
         arrived_at: float,
         deadline: float,
         session_id: str = "",
@@ -62,6 +63,7 @@ class ResumingStream:
         self._dispatcher = dispatcher
         self._settings = settings
         self._clock = clock
+        self._on_resume = on_resume
         self._arrived_at = arrived_at
         self._first_at: float | None = None
         self._emitted: list[int] = []
@@ -119,6 +121,7 @@ class ResumingStream:
             _log.error("request %s has lost its replica %d times, given up", request_id, self.resumes + 1)
             raise UnavailableError(f"the stream lost its replica {self.resumes + 1} times")
         self.resumes += 1
+        self._on_resume()
         n_emitted = len(self._emitted)
         _log.warning("request %s lost replica %s after %d tokens, goes on", request_id, error.replica, n_emitted)
         self._entry.feed = self._new_feed()

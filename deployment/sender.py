@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import replace
+from typing import Final
 
 from deployment.entry import Attempt, Destination, Entry
 from deployment.feed import ReplicaLostError
@@ -16,6 +17,10 @@ from deployment.replica_set import ReplicaSet
 from orca_core.errors import OrcaError, UnavailableError
 
 _log = logging.getLogger(__name__)
+
+MAX_FAILURES: Final = 10
+"""Submissions of one request that may fail. That replicas are full or lost is not its fault, but a call that fails again
+and again may be."""
 
 
 class Sender:
@@ -95,7 +100,7 @@ class Sender:
             if attempt is not None:
                 attempt.silent_s += elapsed_s
                 if attempt.silent_s > self._silence_s:
-                    self._turned_away(entry, attempt, "no answer")
+                    self._turned_away(entry, attempt, UnavailableError("no replica answers"))
 
     def close(self) -> None:
         """Give up what is on its way."""
@@ -112,7 +117,7 @@ class Sender:
         except asyncio.CancelledError:
             if entry.place is not attempt:
                 raise
-            self._turned_away(entry, attempt, "the call was cancelled")
+            self._turned_away(entry, attempt, UnavailableError("the call was cancelled"))
         except Exception as error:
             if attempt.attempt_id in self._on_their_way:
                 self._failed(entry, attempt, error)
@@ -137,14 +142,23 @@ class Sender:
             self.take_off(entry)
             entry.feed.fail(error)
             return
-        self._turned_away(entry, attempt, type(error).__name__)
+        self._turned_away(entry, attempt, error)
 
-    def _turned_away(self, entry: Entry, attempt: Attempt, reason: str) -> None:
-        """The replica has not accepted it, or not said so: it is to forget it, and another one may have it."""
-        _log.warning("request %s: replica %s: %s", attempt.attempt_id, attempt.link.replica, reason)
-        self._book.suspect(attempt.link.replica)
+    def _turned_away(self, entry: Entry, attempt: Attempt, error: Exception) -> None:
+        """The replica has not accepted it, or not said so: it is to forget it, and another one may have it.
+
+        The same one only when it has said anew how it stands; and nobody, when that has happened too often.
+        """
+        replica = attempt.link.replica
+        _log.warning("request %s was not accepted by %s: %s", attempt.attempt_id, replica, type(error).__name__)
+        self._book.refuse(replica)
+        self._book.suspect(replica)
         self.drop(entry)
-        self._on_return(entry)
+        entry.n_failures += 1
+        if entry.n_failures > MAX_FAILURES:
+            entry.feed.fail(error)
+        else:
+            self._on_return(entry)
 
     def _accept(self, entry: Entry, attempt: Attempt, number: int) -> None:
         del self._on_their_way[attempt.attempt_id]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from deployment.auth import key_check
 from deployment.broadcast import ask_all, best_outcome
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.metrics import RayRegistry
 from deployment.replica_set import ServeReplicaSet
 from orca_core.types import CancelOutcome
 
@@ -16,6 +18,7 @@ class ServedIngress(Ingress):
     """Loads the tokenizer, then serves. ``replicas``: the deployment handle of the replicas."""
 
     async def __init__(self, config: AppConfig, replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        keys = key_check(config.auth.api_keys_file)
         from orca_core.source import resolve_source
         from orca_core.tokenizer import Tokenizer
 
@@ -24,14 +27,16 @@ class ServedIngress(Ingress):
 
         tokenizer = await asyncio.to_thread(load)
         peers = _Peers() if config.ingress.replicas > 1 else None
-        Ingress.__init__(self, config, ServeReplicaSet(replicas), tokenizer, peers=peers)
+        Ingress.__init__(
+            self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry(), peers=peers
+        )
         self.start()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""
         from deployment.http_api import build_app
 
-        return build_app(self, self._config.limits)
+        return build_app(self, self._config.limits, keys=self.keys)
 
 
 class _Peers:

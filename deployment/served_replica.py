@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from deployment.metrics import RayRegistry, ReplicaMetrics
 from deployment.replica import Replica, ReplicaEngine
 from orca_core.config import EngineConfig
 
@@ -17,16 +18,18 @@ class ServedReplica(Replica):
         from ray import serve
 
         use_threads(engine_config.threads)
-        engine = self.make_engine(replace(engine_config, memory_share=share_of_node()))
-        Replica.__init__(self, engine, serve.get_replica_context().replica_id.unique_id, heartbeat_s=heartbeat_s)
+        name = serve.get_replica_context().replica_id.unique_id
+        metrics = ReplicaMetrics(RayRegistry(), name)
+        engine = self.make_engine(replace(engine_config, memory_share=share_of_node()), metrics)
+        Replica.__init__(self, engine, name, metrics=metrics, heartbeat_s=heartbeat_s)
         await self.start()
 
     @staticmethod
-    def make_engine(config: EngineConfig) -> ReplicaEngine:
+    def make_engine(config: EngineConfig, metrics: ReplicaMetrics) -> ReplicaEngine:
         """The engine, not started."""
         from orca_core.engine import Engine  # not before the thread count is set: torch reads it when it is imported
 
-        return Engine(config)
+        return Engine(config, on_iteration=metrics.on_iteration)
 
     def __del__(self) -> None:
         # Serve calls this once the streams have been drained; it may also run on an object whose constructor failed

@@ -31,7 +31,7 @@ class GenerationCall:
     """One generation as a client asked for it. Exactly one of ``prompt``, ``token_ids``, ``messages`` is set.
 
     ``client_request_id``: the client's own id: echoed and usable in ``cancel``, never a key. ``timeout_s``: seconds
-    that are left of the client's deadline when the call arrives; ``None`` = none.
+    that are left of the client's deadline when the call arrives; ``None`` = none. ``api``: grpc or http, for the books.
     """
 
     sampling: SamplingParams
@@ -43,6 +43,7 @@ class GenerationCall:
     session_id: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    api: str = field(default="other", compare=False)
 
     def __repr__(self) -> str:
         return f"GenerationCall({self.client_request_id!r}, model={self.model!r})"

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from deployment.config import AppConfig
 from deployment.dispatcher import Dispatcher, DispatchSettings
 from deployment.headroom import HeadroomBook
+from deployment.metrics import IngressMetrics
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import StreamSettings
 
 
-def dispatcher_of(config: AppConfig, replicas: ReplicaSet, clock: Callable[[], float]) -> Dispatcher:
+def dispatcher_of(
+    config: AppConfig, replicas: ReplicaSet, clock: Callable[[], float], metrics: IngressMetrics
+) -> Dispatcher:
     """The line and the links of one ingress. ``clock``: seconds, monotonic."""
     engine, limits = config.engine, config.limits
     settings = DispatchSettings(
@@ -22,7 +25,7 @@ def dispatcher_of(config: AppConfig, replicas: ReplicaSet, clock: Callable[[], f
         overtaking_s=engine.overtaking_s,
         max_overtakers=engine.max_overtakers,
     )
-    return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock)
+    return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock, metrics)
 
 
 def stream_settings_of(config: AppConfig) -> StreamSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +11,8 @@ from orca_core.types import Load
 
 RETRY_RANGE_S: Final = (0.5, 60.0)
 _N_ENDS: Final = 64
+N_REMEMBERED: Final = 4096
+"""How many ended requests can still be told from unknown ones."""
 
 
 class Admission:
@@ -31,6 +33,7 @@ class Admission:
         self._max_requests = None if max_waiting_requests is None else max_batch_size + max_waiting_requests
         self._max_waiting_slots = max_waiting_slots
         self._open: dict[str, int] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
         self._ends: deque[tuple[float, int]] = deque(maxlen=_N_ENDS)
 
     def __contains__(self, request_id: str) -> bool:
@@ -79,6 +82,13 @@ class Admission:
         demand = self._open.pop(request_id, None)
         if demand is not None:
             self._ends.append((now, demand))
+        self._ended[request_id] = None
+        while len(self._ended) > N_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def has_ended(self, request_id: str) -> bool:
+        """Whether a request of that id was open, lately, and is not any more."""
+        return request_id in self._ended
 
     def _retry_after_s(self, slots: int, now: float) -> float:
         """Seconds until that many slots are free again, at the rate at which the last requests gave theirs back."""

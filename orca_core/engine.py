@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -16,10 +16,11 @@ from orca_core.channel import Channel
 from orca_core.config import EngineConfig
 from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, OrcaError
 from orca_core.executor import LoadedModel
+from orca_core.iterations import IterationObserver
 from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
-from orca_core.results import ResultBuilder, progress_bar
+from orca_core.results import Prompt, collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
     CancelOutcome,
@@ -35,17 +36,13 @@ from orca_core.validation import make_request
 
 logger = logging.getLogger(__name__)
 
-N_REMEMBERED = 4096
-"""How many ended requests ``cancel`` can still tell from unknown ones."""
-
-Prompt = str | Sequence[int]
-
 
 class Engine:
     """Generation with iteration-level scheduling and selective batching (Orca, OSDI 2022).
 
     ``with Engine(config) as engine`` loads the model, starts the loop thread and closes both. Every method may be
     called from any thread. ``model``: use this instead of loading ``config.model``. ``clock``: seconds, monotonic.
+    ``policy``: the scheduler, made with the limits of ``config``. ``on_iteration``: see ``IterationObserver``.
     """
 
     def __init__(
@@ -54,8 +51,12 @@ class Engine:
         *,
         model: LoadedModel | None = None,
         clock: Callable[[], float] = time.monotonic,
+        policy: type[Scheduler] = Scheduler,
+        on_iteration: IterationObserver | None = None,
     ) -> None:
         self.config = config
+        self._policy = policy
+        self._on_iteration = on_iteration
         self._clock = clock
         self._model = model
         self._loop: EngineLoop | None = None
@@ -65,7 +66,6 @@ class Engine:
         self._arrivals: deque[tuple[GenerationRequest, Channel, float]] = deque()
         self._cancels: list[str] = []
         self._open: Admission | None = None
-        self._ended: OrderedDict[str, None] = OrderedDict()
         self._progress_at = 0.0
         self._drain_until: float | None = None  # set once the engine is closing
         self._dead: EngineDeadError | None = None
@@ -80,10 +80,11 @@ class Engine:
             self._model = load_engine_model(self.config)
         info = self._model.info
         config = self.config
-        kv = KVManager(info.n_slots, config.block_size, config.max_batch_size, prefix_cache=config.prefix_cache)
-        scheduler = Scheduler(
-            config.max_batch_size, config.max_batch_tokens, config.overtaking_s, config.max_overtakers
+        device_type = self._model.executor.device.type
+        kv = KVManager(
+            info.n_slots, config.block_size_on(device_type), config.max_batch_size, prefix_cache=config.prefix_cache
         )
+        scheduler = self._policy.of(config, device_type)
         self._loop = EngineLoop(
             self._model,
             scheduler,
@@ -92,6 +93,7 @@ class Engine:
             max_stream_backlog=config.max_stream_backlog,
             on_end=self._on_end,
             on_books=self._on_books,
+            on_iteration=self._on_iteration,
         )
         self._open = Admission(
             self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
@@ -139,6 +141,19 @@ class Engine:
             self._wakeup.notify_all()
         return channel
 
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Channel]:
+        """As ``submit``, but the loop sees all of them before it chooses its next batch. Where it raises, none runs."""
+        channels: list[Channel] = []
+        with self._wakeup:  # reentrant: the loop takes arrivals in only once it is free again
+            try:
+                for request in requests:
+                    channels.append(self.submit(request))
+            except OrcaError:
+                for channel in channels:
+                    channel.close()
+                raise
+        return channels
+
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
         with self._wakeup:
@@ -146,7 +161,8 @@ class Engine:
                 self._cancels.append(request_id)
                 self._wakeup.notify_all()
                 return CancelOutcome.CANCELLED
-            return CancelOutcome.ALREADY_FINISHED if request_id in self._ended else CancelOutcome.NOT_FOUND
+            ended = self._open is not None and self._open.has_ended(request_id)
+            return CancelOutcome.ALREADY_FINISHED if ended else CancelOutcome.NOT_FOUND
 
     def make_request(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
@@ -166,27 +182,9 @@ class Engine:
         One ``SamplingParams`` for all, or one for each. All prompts are checked before any starts. Raises the first
         request's error; the others are cancelled then.
         """
-        if isinstance(prompts, str):
-            raise InvalidRequestError("prompts", "must be a list of prompts, not one string")
-        if isinstance(sampling, SamplingParams) or sampling is None:
-            each: Sequence[SamplingParams | None] = [sampling] * len(prompts)
-        else:
-            each = sampling
-        if len(each) != len(prompts):
-            raise InvalidRequestError("sampling", f"{len(each)} sampling parameters for {len(prompts)} prompts")
-        requests = [self.make_request(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
-        channels: list[Channel] = []
-        results = []
-        try:
-            channels += [self.submit(request) for request in requests]
-            with progress_bar(len(requests)) as advance:
-                for request, channel in zip(requests, channels, strict=True):
-                    results.append(ResultBuilder(request).extend(channel).build())
-                    advance()
-        finally:
-            for channel in channels:
-                channel.close()
-        return results
+        requests = [self.make_request(prompt, params) for prompt, params in pair_up(prompts, sampling)]
+        with progress_bar(len(requests)) as advance:
+            return collect(requests, self.submit_all(requests), advance)
 
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
@@ -274,9 +272,6 @@ class Engine:
         with self._wakeup:
             if self._open is not None:
                 self._open.leave(request_id, self._clock())
-            self._ended[request_id] = None
-            while len(self._ended) > N_REMEMBERED:
-                self._ended.popitem(last=False)
 
     def _on_books(self, load: Load) -> None:
         """Called by the loop when a turn is over, before anybody hears of it."""

@@ -127,20 +127,21 @@ class UnsupportedArchitectureError(ModelLoadError):
 
 
 class InsufficientMemoryError(OrcaError):
-    """The memory that is left after loading the model cannot hold even one request. Sizes in bytes."""
+    """There is too little memory for ``purpose``: the model, or the K and V of even one request. Sizes in bytes."""
 
     code = "insufficient_memory"
 
-    def __init__(self, device: str, available_bytes: int, needed_bytes: int) -> None:
-        super().__init__(device, available_bytes, needed_bytes)
+    def __init__(self, device: str, available_bytes: int, needed_bytes: int, purpose: str = "K/V") -> None:
+        super().__init__(device, available_bytes, needed_bytes, purpose)
         self.device = device
         self.available_bytes = available_bytes
         self.needed_bytes = needed_bytes
+        self.purpose = purpose
 
     def __str__(self) -> str:
         mib = 1024 * 1024
         return (
-            f"{self.device} has {self.available_bytes / mib:.0f} MiB left for K/V but at least "
+            f"{self.device} has {self.available_bytes / mib:.0f} MiB left for {self.purpose} but at least "
             f"{self.needed_bytes / mib:.0f} MiB are needed; free memory or raise memory_utilization"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,12 +12,15 @@ import torch
 
 from orca_core.attention import AttentionBackend
 from orca_core.batch import Batch
+from orca_core.graphs import IncrementGraphs
 from orca_core.kv import KVPool
 from orca_core.models import Decoder
 from orca_core.request import Request
 from orca_core.sampling import SampledToken, SamplingRow, sample
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import ModelInfo
+
+logger = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -30,6 +35,10 @@ class Executor(Protocol):
         """Compute all rows of the batch, then choose a token for each request in ``batch.sampling_requests``."""
         ...
 
+    def recover(self, error: Exception) -> None:
+        """Called when ``run_iteration`` failed with ``error``, before the next one: free what it left. Never raises."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -41,15 +50,24 @@ class LoadedModel:
 
 
 class ModelExecutor:
-    """The real executor: a decoder, its paged pool and an attention backend."""
+    """The real executor: a decoder, its paged pool and an attention backend.
+
+    ``graphs``: replays batches of increments alone; ``None`` = every batch is computed layer by layer.
+    """
 
     def __init__(
-        self, decoder: Decoder, pool: KVPool, attention: AttentionBackend, stop_ids: frozenset[int] = frozenset()
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        attention: AttentionBackend,
+        stop_ids: frozenset[int] = frozenset(),
+        graphs: IncrementGraphs | None = None,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention
         self._stop_ids = stop_ids
+        self._graphs = graphs
 
     @property
     def device(self) -> torch.device:
@@ -59,13 +77,53 @@ class ModelExecutor:
     @torch.inference_mode()
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         """See ``Executor``. A batch of prompt pieces alone samples nothing."""
+        logits = self._logits(batch)
+        if logits is None:
+            return []
+        requests = batch.sampling_requests
+        try:
+            return sample(logits, [self._sampling_row(request) for request in requests])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            logger.exception("sampling failed; each of the %d requests is sampled alone", len(requests))
+            return [self._sample_alone(logits[i : i + 1], request) for i, request in enumerate(requests)]
+
+    def _sample_alone(self, logits: torch.Tensor, request: Request) -> SampledToken:
+        """The same token as in the batch; what fails fails for this request only."""
+        try:
+            return sample(logits, [self._sampling_row(request)])[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            logger.exception("request %s could not be sampled", request.request_id)
+            return SampledToken(0, ok=False)
+
+    def recover(self, error: Exception) -> None:
+        """See ``Executor``. After an out-of-memory error, what the failed iteration held on the device is let go."""
+        if not isinstance(error, torch.OutOfMemoryError):
+            return
+        traceback.clear_frames(error.__traceback__)  # its frames hold the tensors
+        if self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            torch.cuda.empty_cache()
+            after, _ = torch.cuda.mem_get_info(self.device)
+            logger.warning(
+                "out of GPU memory in an iteration: %d MiB of %d were free, %d are after letting go of what it used",
+                free >> 20, total >> 20, after >> 20,
+            )  # fmt: skip
+
+    def _logits(self, batch: Batch) -> torch.Tensor | None:
+        """Compute all rows; float32 ``[n, vocab]`` for those that sample, ``None`` where none does."""
+        n_samples = batch.sample_rows.shape[0]
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.run(batch)
+            if n_samples == len(batch.spans):
+                return logits
+            return logits.index_select(0, batch.sample_rows) if n_samples else None
         self._attention.prepare(batch)
         hidden = self._decoder.forward(batch, self._pool, self._attention)
-        requests = batch.sampling_requests
-        if not requests:
-            return []
-        logits = self._decoder.logits(hidden[batch.sample_rows])
-        return sample(logits, [self._sampling_row(request) for request in requests])
+        return self._decoder.logits(hidden.index_select(0, batch.sample_rows)) if n_samples else None
 
     def _sampling_row(self, request: Request) -> SamplingRow:
         spec = request.spec

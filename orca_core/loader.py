@@ -12,13 +12,15 @@ from orca_core.attention.reference import ReferenceAttention
 from orca_core.config import EngineConfig
 from orca_core.errors import ConfigError
 from orca_core.executor import LoadedModel, ModelExecutor
+from orca_core.gpu import GpuLoading, choose_attention, gpu_loading
+from orca_core.gpu_memory import CudaMeter, out_of_memory_with_numbers, wait_for_memory
 from orca_core.kv import KVManager, KVPool
-from orca_core.memory import MemoryReading, decide_n_slots, kv_budget_cpu, kv_budget_cuda, read_host_memory
+from orca_core.memory import decide_n_slots, kv_budget_cpu, read_host_memory
 from orca_core.models import Decoder, load_model
-from orca_core.source import resolve_source
+from orca_core.source import ModelSource, resolve_source
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import ModelInfo
-from orca_core.warmup import peak_activation_cuda, warm_up
+from orca_core.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -28,20 +30,36 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
 
     Raises ``ModelLoadError``, ``ConfigError`` and ``InsufficientMemoryError``.
     """
-    started = time.monotonic()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
+    config.block_size_on(device.type)  # before anything is loaded
     source = resolve_source(config.model, config.revision)
     tokenizer = Tokenizer.load(source)
-    decoder = load_model(source, dtype=config.dtype, device=device)
-    attention = ReferenceAttention()
-    max_model_len = min(config.max_model_len or decoder.config.max_position_embeddings,
-                        decoder.config.max_position_embeddings)  # fmt: skip
-    budget = _kv_budget(config, decoder, attention, max_model_len)
-    n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device))
-    n_blocks = KVManager.blocks_needed(n_slots, config.block_size, config.max_batch_size)
-    pool = KVPool(decoder.kv_shape, n_blocks, config.block_size, device)
+    if device.type != "cuda":
+        return _load(config, source, tokenizer, device)
+    meter = CudaMeter(device)
+    wait_for_memory(meter.read, config)
+    with out_of_memory_with_numbers(device, meter.read):
+        return _load(config, source, tokenizer, device)
+
+
+def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, device: torch.device) -> LoadedModel:
+    started = time.monotonic()
+    decoder = load_model(source, dtype=config.dtype, device=device, max_model_len=config.max_model_len)
+    block_size = config.block_size_on(device.type)
+    max_model_len = decoder.config.max_position_embeddings
+    attention: AttentionBackend = ReferenceAttention()
+    gpu: GpuLoading | None = None
+    if device.type == "cuda":
+        attention = choose_attention(decoder, block_size)
+        gpu = gpu_loading(config, decoder, attention, max_model_len)
+    budget = _kv_budget_cpu(config, decoder, attention, block_size) if gpu is None else gpu.kv_budget(block_size)
+    extra_blocks = 0 if gpu is None else gpu.extra_blocks
+    n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device), extra_blocks=extra_blocks)
+    n_blocks = KVManager.blocks_needed(n_slots, block_size, config.max_batch_size) + extra_blocks
+    pool = KVPool(decoder.kv_shape, n_blocks, block_size, device)
+    graphs = None if gpu is None else gpu.graphs(pool)
     eos_ids = tuple(sorted({*decoder.config.eos_ids, *tokenizer.eos_ids}))
     info = ModelInfo(
         model_id=config.model,
@@ -57,7 +75,8 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
         "loaded %s: %s, %s, %d million parameters, on %s, in %.1f s",
         config.model, info.architecture, info.dtype, decoder.n_parameters // 10**6, device, time.monotonic() - started,
     )  # fmt: skip
-    return LoadedModel(ModelExecutor(decoder, pool, attention, frozenset(eos_ids)), tokenizer, info)
+    executor = ModelExecutor(decoder, pool, attention, frozenset(eos_ids), graphs)
+    return LoadedModel(executor, tokenizer, info)
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,33 +87,16 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
 
 
-def _kv_budget(config: EngineConfig, decoder: Decoder, attention: AttentionBackend, max_model_len: int) -> int:
-    """Bytes for K and V, measured after the weights are in place."""
-    n_tokens = min(config.max_batch_tokens, config.max_batch_size * max_model_len)
-    if decoder.device.type != "cuda":
-        # RAM is not profiled: activations are small beside the half of it that is left alone
-        warm_up(decoder, attention, n_requests=1, n_tokens=4, context=4, block_size=config.block_size)
-        reading = read_host_memory()
-        budget = kv_budget_cpu(reading, config)
-        logger.info(
-            "RAM: %d MiB in all, %d free, %d held by this process; %d MiB for K/V",
-            reading.total >> 20, reading.available >> 20, reading.used_by_us >> 20, budget >> 20,
-        )  # fmt: skip
-        return budget
-    peak = peak_activation_cuda(
-        decoder,
-        attention,
-        n_requests=config.max_batch_size,
-        n_tokens=n_tokens,
-        context=max_model_len,
-        block_size=config.block_size,
-    )
-    free, total = torch.cuda.mem_get_info(decoder.device)
-    reading = MemoryReading(total, free, torch.cuda.memory_reserved(decoder.device))
-    budget = kv_budget_cuda(reading, peak, config)
+def _kv_budget_cpu(config: EngineConfig, decoder: Decoder, attention: AttentionBackend, block_size: int) -> int:
+    """Bytes of RAM for K and V, measured after the weights are in place.
+
+    RAM is not profiled: activations are small beside the half of it that is left alone.
+    """
+    warm_up(decoder, attention, n_requests=1, n_tokens=4, context=4, block_size=block_size)
+    reading = read_host_memory()
+    budget = kv_budget_cpu(reading, config)
     logger.info(
-        "GPU memory: %d MiB in all, %d free, %d held by this process, %d peak of an iteration of %d requests, "
-        "%d tokens; %d MiB for K/V",
-        total >> 20, free >> 20, reading.used_by_us >> 20, peak >> 20, config.max_batch_size, n_tokens, budget >> 20,
+        "RAM: %d MiB in all, %d free, %d held by this process; %d MiB for K/V",
+        reading.total >> 20, reading.available >> 20, reading.used_by_us >> 20, budget >> 20,
     )  # fmt: skip
     return budget

@@ -19,6 +19,7 @@ from orca_core.errors import (
     UnavailableError,
 )
 from orca_core.executor import LoadedModel
+from orca_core.iterations import IterationObserver, describe_iteration
 from orca_core.kv import KVManager
 from orca_core.pool import RequestPool
 from orca_core.request import Request
@@ -62,6 +63,7 @@ class EngineLoop:
         max_stream_backlog: int,
         on_end: Callable[[str], None],
         on_books: Callable[[Load], None],
+        on_iteration: IterationObserver | None = None,
     ) -> None:
         self._model = model
         self._scheduler = scheduler
@@ -73,6 +75,7 @@ class EngineLoop:
         self._max_stream_backlog = max_stream_backlog
         self._on_end = on_end
         self._on_books = on_books
+        self._on_iteration = on_iteration
         self._eos_ids = frozenset(model.info.eos_ids)
         self._n_iterations = 0
         self._n_failed_in_a_row = 0
@@ -146,7 +149,8 @@ class EngineLoop:
     def run_iteration(self) -> None:
         """One turn (Orca figure 4): select, run, sample, detokenise, emit. Raises when the engine must be given up."""
         self.expire()
-        selection = self._scheduler.select(self._pool, self._kv, self._clock())
+        started = self._clock()
+        selection = self._scheduler.select(self._pool, self._kv, started)
         for request, error in selection.rejected:
             self._fail(request, error)
         if selection.chosen:
@@ -159,6 +163,8 @@ class EngineLoop:
                 self._deliver(batch, sampled)
                 self._n_iterations += 1
                 self._n_failed_in_a_row = 0
+                if self._on_iteration is not None:
+                    self._on_iteration(describe_iteration(batch, started, self._clock()))
         self.settle()
 
     def settle(self) -> None:
@@ -182,6 +188,7 @@ class EngineLoop:
     def _fail_batch(self, requests: Sequence[Request], error: Exception) -> None:
         """The whole iteration failed: its requests end, their slots return, and the loop goes on unless it repeats."""
         logger.error("iteration failed, %d requests end with it", len(requests), exc_info=error)
+        self._model.executor.recover(error)
         for request in requests:
             self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))
@@ -214,7 +221,7 @@ class EngineLoop:
         """Append, detokenise, look for the end, emit."""
         live = self._live[request.request_id]
         if not token.ok:
-            logger.error("request %s: logits are not finite", request.request_id)
+            logger.error("request %s: there was nothing sound to choose from", request.request_id)
             self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))
             return

@@ -1,16 +1,19 @@
-"""From chunks to a whole result, and the progress bar of ``Engine.generate``."""
+"""From chunks to whole results, and the progress bar of ``Engine.generate``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
 from rich.progress import Progress
 
-from orca_core.errors import InternalError
-from orca_core.types import GenerationChunk, GenerationRequest, GenerationResult, merge_chunks
+from orca_core.channel import Channel
+from orca_core.errors import InternalError, InvalidRequestError
+from orca_core.types import GenerationChunk, GenerationRequest, GenerationResult, SamplingParams, merge_chunks
+
+Prompt = str | Sequence[int]
 
 
 class ResultBuilder:
@@ -42,6 +45,37 @@ class ResultBuilder:
             stop=whole.stop,
             logprobs=whole.logprobs,
         )
+
+
+def pair_up(
+    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams | None]]:
+    """Each prompt with its parameters: one for all, or one for each. Raises ``InvalidRequestError``."""
+    if isinstance(prompts, str):
+        raise InvalidRequestError("prompts", "must be a list of prompts, not one string")
+    if isinstance(sampling, SamplingParams) or sampling is None:
+        return [(prompt, sampling) for prompt in prompts]
+    if len(sampling) != len(prompts):
+        raise InvalidRequestError("sampling", f"{len(sampling)} sampling parameters for {len(prompts)} prompts")
+    return list(zip(prompts, sampling, strict=True))
+
+
+def collect(
+    requests: Sequence[GenerationRequest], channels: Sequence[Channel], advance: Callable[[], object]
+) -> list[GenerationResult]:
+    """The results of submitted requests, in their order. Blocks; calls ``advance`` for each.
+
+    Raises the first request's error; the others are cancelled then.
+    """
+    results = []
+    try:
+        for request, channel in zip(requests, channels, strict=True):
+            results.append(ResultBuilder(request).extend(channel).build())
+            advance()
+    finally:
+        for channel in channels:
+            channel.close()
+    return results
 
 
 @contextmanager

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 from orca_core.batch import Scheduled
+from orca_core.config import EngineConfig
 from orca_core.errors import InternalError, OrcaError, RequestTooLargeError
 from orca_core.kv import KVManager
 from orca_core.pool import RequestPool
@@ -65,6 +66,13 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.overtaking_s = overtaking_s
         self.max_overtakers = max_overtakers
+
+    @classmethod
+    def of(cls, config: EngineConfig, device_type: str) -> Self:
+        """The scheduler an engine of that configuration has on ``cpu`` or ``cuda``."""
+        return cls(
+            config.max_batch_size, config.batch_tokens_on(device_type), config.overtaking_s, config.max_overtakers
+        )
 
     def select(self, pool: RequestPool, kv: KVManager, now: float) -> Selection:
         """Choose the next batch. ``now``: seconds on the engine's clock, the admission time of whoever is admitted."""

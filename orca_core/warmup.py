@@ -13,9 +13,11 @@ from orca_core.request import Request
 from orca_core.types import GenerationRequest, SamplingParams
 
 _COSTLY = SamplingParams(
-    temperature=1.0, top_p=0.9, top_k=50, repetition_penalty=1.1, presence_penalty=0.1, logprobs=20, max_new_tokens=1
-)
-"""The sampling parameters that need the most memory: sorting, penalties and log-probabilities at once."""
+    temperature=100.0, top_p=0.99, min_p=1e-6, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+    logprobs=20, max_new_tokens=1,
+)  # fmt: skip
+"""The sampling parameters that need the most memory: penalties, log-probabilities, and a distribution so flat that its
+filters have to look at every token in order."""
 
 
 def warm_up(
@@ -34,19 +36,26 @@ def warm_up(
     """
     pool = KVPool(decoder.kv_shape, 1, block_size, decoder.device)
     executor = ModelExecutor(decoder, pool, attention)
-    executor.run_iteration(worst_batch(n_requests, n_tokens, context, block_size, decoder.device))
+    shape = (n_requests, n_tokens, context, block_size)
+    executor.run_iteration(worst_batch(*shape, decoder.device, decoder.config.vocab_size))
 
 
-def worst_batch(n_requests: int, n_tokens: int, context: int, block_size: int, device: torch.device) -> Batch:
-    """One request initiates with all rows that the others' increments leave; every one is ``context`` tokens long."""
-    n_first = max(1, min(n_tokens - (n_requests - 1), context))
+def worst_batch(
+    n_requests: int, n_tokens: int, context: int, block_size: int, device: torch.device, vocab_size: int = 1
+) -> Batch:
+    """All ``n_tokens`` rows, as many of them in as few requests as there may be; every one is ``context`` tokens long.
+
+    The first request initiates with all rows that the others' increments leave or, where that is more than a context,
+    with a whole one, and so on. Its tokens are as different as they can be, which is what penalties depend on.
+    """
     blocks = (0,) * -(-context // block_size)
+    ids = tuple(i % vocab_size for i in range(context))
     spans: list[Span] = []
     start = 0
     for index in range(n_requests):
-        n_rows = n_first if index == 0 else 1
-        spec = GenerationRequest(f"warm-up-{index}", (0,) * context, 1, 0, _COSTLY)
-        spans.append(Span(Request(spec, 0.0), start, n_rows, context, blocks, True))
+        n_rows = max(1, min(n_tokens - start - (n_requests - index - 1), context))
+        request = Request(GenerationRequest(f"warm-up-{index}", ids, 1, 0, _COSTLY), 0.0)
+        spans.append(Span(request, start, n_rows, context, blocks, True))
         start += n_rows
     positions = [p for span in spans for p in range(span.context - span.n_tokens, span.context)]
     return Batch(
@@ -56,24 +65,3 @@ def worst_batch(n_requests: int, n_tokens: int, context: int, block_size: int, d
         torch.zeros(start, dtype=torch.int64, device=device),
         torch.tensor([span.end - 1 for span in spans], dtype=torch.int64, device=device),
     )
-
-
-def peak_activation_cuda(
-    decoder: Decoder,
-    attention: AttentionBackend,
-    *,
-    n_requests: int,
-    n_tokens: int,
-    context: int,
-    block_size: int,
-) -> int:
-    """Bytes of GPU memory an iteration of that shape needs beside weights and K/V."""
-    device = decoder.device
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    warm_up(decoder, attention, n_requests=n_requests, n_tokens=n_tokens, context=context, block_size=block_size)
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return peak

@@ -20,5 +20,6 @@ def check(config: Annotated[str, typer.Argument(help="A Serve config file, or th
     typer.echo(f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}")
     typer.echo(f"replicas  {replicas.start}{span} on {engine.device}")
     typer.echo(f"each has  {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU")
-    typer.echo(f"engine    batch of {engine.max_batch_size} requests, {engine.max_batch_tokens} tokens; slots {slots}")
+    tokens = "by device" if engine.max_batch_tokens is None else str(engine.max_batch_tokens)
+    typer.echo(f"engine    batch of {engine.max_batch_size} requests, tokens {tokens}; slots {slots}")
     typer.echo(f"ports     http {file.host}:{file.http_port}, grpc {file.host}:{file.grpc_port}")

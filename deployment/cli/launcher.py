@@ -25,7 +25,7 @@ from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
 from deployment.haproxy import own_environment
 from deployment.serve_file import SERVICERS, ServeFile
-from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
+from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
 from orca_core.source import resolve_source
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,16 @@ class Launcher:
         if self._temp_dir is None:
             return "in the session folder of the Ray that was joined, under logs/serve"
         return f"{self._temp_dir}/session_latest/logs/serve"
+
+    @property
+    def metrics(self) -> str | None:
+        """Where Prometheus reads the metrics of this node; ``None`` where Ray does not say."""
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        here = ray.get_runtime_context().get_node_id()
+        for node in nodes:
+            if node["NodeID"] == here and node.get("MetricsExportPort"):
+                return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        return None
 
     def start(self, rearm_signals: Callable[[], None]) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
@@ -199,7 +209,8 @@ class Launcher:
         host = _reachable(self._file.host)
         while time.monotonic() < deadline:
             with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
-                client.model()
+                with suppress(UnauthenticatedError):  # an answer, too
+                    client.model()
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")

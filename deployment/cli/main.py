@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from deployment.cli.bench import app as bench
 from deployment.cli.check import check
 from deployment.cli.prompting import chat, generate
 from deployment.cli.status import status
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 for command in (up, generate, chat, status, check):
     app.command()(command)
+app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:
@@ -71,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:  # of the client alone, `up` and `check` cannot run
         if error.name is None or error.name.partition(".")[0] in ("deployment", "orca_core"):
             raise
-        return _fail(f"{error.name} is not installed; this needs: pip install 'orca-serve[serve]'", EXIT_FAILED)
+        extra = "bench" if error.name.startswith("matplotlib") else "serve"
+        return _fail(f"{error.name} is not installed; this needs: pip install 'orca-serve[{extra}]'", EXIT_FAILED)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", EXIT_FAILED)
     except BrokenPipeError:

@@ -32,7 +32,7 @@ Host = Annotated[str | None, typer.Option("--host", help="Address to listen on."
 HttpPort = Annotated[int | None, typer.Option("--http-port", min=1, max=65535, help="Port of the HTTP face.")]
 GrpcPort = Annotated[int | None, typer.Option("--grpc-port", min=1, max=65535, help="Port of the gRPC face.")]
 RayAddress = Annotated[str | None, typer.Option("--address", help="Join this Ray cluster; without it start one.")]
-ApiKeys = Annotated[str | None, typer.Option("--api-keys", help="File with one API key a line (not in this version).")]
+ApiKeys = Annotated[str | None, typer.Option("--api-keys", help="File with one API key a line.")]
 PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
 
@@ -61,6 +61,8 @@ def up(
         grpc_port=grpc_port,
         api_keys_file=api_keys,
     )
+    if address is None:
+        file = _with_readable_keys(file)
     from deployment.cli.launcher import Launcher
 
     launcher = Launcher(file, address, dashboard)
@@ -77,6 +79,8 @@ def _serve(launcher: Launcher, file: ServeFile) -> None:
             typer.echo(_ready_line(file, launcher.model_id))
             _say_next(file)
             typer.echo(f"logs: {launcher.logs}", err=True)
+            if launcher.metrics is not None:
+                typer.echo(f"metrics: {launcher.metrics}", err=True)
             while True:
                 signal.pause()
         except _StopSignal:
@@ -98,6 +102,21 @@ def _handle_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+
+
+def _with_readable_keys(file: ServeFile) -> ServeFile:
+    """With the path of the API keys as an ingress on this machine will see it; elsewhere the file may be another.
+
+    Raises ``ConfigError`` before anything is started.
+    """
+    from deployment.auth import key_check
+
+    given = file.app.auth.api_keys_file
+    if given is None:
+        return file
+    path = str(Path(given).expanduser().resolve())
+    key_check(path)
+    return file.with_overrides(api_keys_file=path)
 
 
 def _absolute(model: str | None) -> str | None:
@@ -148,7 +167,9 @@ def _own_name() -> str:
 def _say_next(file: ServeFile) -> None:
     host = "127.0.0.1" if file.host in ("0.0.0.0", "::") else file.host  # noqa: S104 - compared, not bound
     address = "" if (host, file.grpc_port) == ("127.0.0.1", 9000) else f" --address {host}:{file.grpc_port}"
-    typer.echo(f'try:  {_own_name()} generate "Why is the sky blue?" --chat{address}', err=True)
-    typer.echo(f"      curl http://{host}:{file.http_port}/v1/models", err=True)
-    if not file.host.startswith(_LOOPBACK) and file.app.auth.api_keys_file is None:
+    with_keys = file.app.auth.api_keys_file is not None
+    key, header = (" --api-key KEY", " -H 'authorization: Bearer KEY'") if with_keys else ("", "")
+    typer.echo(f'try:  {_own_name()} generate "Why is the sky blue?" --chat{address}{key}', err=True)
+    typer.echo(f"      curl http://{host}:{file.http_port}/v1/models{header}", err=True)
+    if not file.host.startswith(_LOOPBACK) and not with_keys:
         typer.echo(f"warning: listening on {file.host} without API keys: whoever reaches it can use it", err=True)

@@ -1,5 +1,5 @@
 """Attention over the paged pool: a protocol, and one file per backend."""
 
-from orca_core.attention.base import AttentionBackend
+from orca_core.attention.base import AttentionBackend, AttentionSpec
 
-__all__ = ["AttentionBackend"]
+__all__ = ["AttentionBackend", "AttentionSpec"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orca_core.models.config import ModelConfig, RopeConfig
+from orca_core.models.config import LayerConfig, ModelConfig, RopeConfig
 from orca_core.models.decoder import Decoder
 from orca_core.models.loading import load_model
 
-__all__ = ["Decoder", "ModelConfig", "RopeConfig", "load_model"]
+__all__ = ["Decoder", "LayerConfig", "ModelConfig", "RopeConfig", "load_model"]

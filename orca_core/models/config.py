@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from orca_core.errors import ModelLoadError
 
-ROPE_VARIANTS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "divided")
+ROPE_VARIANTS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "divided")
+
+NormKind = Literal["rms", "rms_wide", "layer"]
+"""``rms``: root-mean-square norm, rounded to the model's dtype before the weight. ``rms_wide``: rounded after it.
+``layer``: mean and variance, with a bias."""
+
+QkNorm = Literal["head", "width"]
+"""Norm of q and k before rope: over each head, or over all heads of the projection together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +23,15 @@ class RopeConfig:
 
     ``variant``: one of ``ROPE_VARIANTS``. ``dynamic`` differs from ``default`` only beyond the model's own limit, which
     requests never cross here. ``divided``: frequency i is divided by ``divisors[i]`` (``rope_freqs`` of a GGUF file).
-    ``attention_factor``: ``None`` = derived from ``factor`` (yarn).
+    ``longrope``: so too, and by ``long_divisors[i]`` where the model serves more than
+    ``original_max_position_embeddings``. ``dim``: elements of a head that are rotated, the first ones; ``None`` = all.
+    ``attention_factor``: ``None`` = derived from ``factor`` (yarn, longrope).
     """
 
     variant: str = "default"
     theta: float = 10000.0
     factor: float = 1.0
+    dim: int | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
@@ -34,35 +42,82 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+
+    def check(self, source: str, head_dim: int) -> None:
+        """Refuse what no table can be built from. Raises ``ModelLoadError``; ``source`` is for its message."""
+        dim = head_dim if self.dim is None else self.dim
+        if self.variant not in ROPE_VARIANTS:
+            known = ", ".join(ROPE_VARIANTS)
+            raise ModelLoadError(source, f"rope variant {self.variant!r} is not supported; known: {known}")
+        if dim % 2 or not 0 < dim <= head_dim:
+            raise ModelLoadError(source, f"configuration: rope cannot rotate {dim} elements of a head of {head_dim}")
+        if not self.theta > 0 or not self.factor > 0:
+            raise ModelLoadError(source, "configuration: rope theta and factor must be above 0")
+        if self.variant in ("llama3", "yarn", "longrope") and self.original_max_position_embeddings < 2:
+            raise ModelLoadError(source, "configuration: rope needs original_max_position_embeddings")
+        if self.variant == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ModelLoadError(source, "configuration: rope needs 0 < low_freq_factor < high_freq_factor")
+        if self.variant == "yarn" and not (self.theta > 1 and self.beta_fast > 0 and self.beta_slow > 0):
+            raise ModelLoadError(source, "configuration: yarn rope needs theta above 1 and positive betas")
+        lists = {"divided": (self.divisors,), "longrope": (self.divisors, self.long_divisors)}.get(self.variant, ())
+        if any(len(divisors) != dim // 2 or not all(divisors) for divisors in lists):
+            raise ModelLoadError(source, f"configuration: rope needs {dim // 2} divisors, none of them 0")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer. ``rope``: ``None`` = q and k are not rotated. ``window``: positions a row
+    sees, its own included; ``None`` = all before it.
+    """
+
+    rope: RopeConfig | None = RopeConfig()
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the decoder code is driven by. ``architecture``: the transformers class name.
 
-    Sizes are in elements. ``tied_head``: the output projection is the embedding. ``qkv_bias``, ``output_bias`` (of
-    attention) and ``mlp_bias``: which projections have one. ``eos_ids``: every id that ends a generation.
-    ``dtype``: the checkpoint's own, as a torch name; ``None`` = it does not say.
+    Sizes are in elements. ``layers``: one entry a layer. ``gated_mlp``: activation(gate) * up, else activation(up).
+    ``activation``: a name of ``layers.ACTIVATIONS``. ``learned_positions``: a trained row a position is added to the
+    embedding. ``embedding_scale``: on the embedding. ``attention_scale``: on the products of q and k; ``None`` =
+    1 / sqrt(head_dim). ``attention_softcap``, ``logit_softcap``: x becomes cap * tanh(x / cap). ``tied_head``: the
+    output projection is the embedding. ``qkv_bias``, ``output_bias`` (of attention) and ``mlp_bias``: which projections
+    have one. ``eos_ids``: every id that ends a generation. ``dtype``: the checkpoint's own, as a torch name; ``None`` =
+    it does not say.
     """
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    n_layers: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float
+    norm_eps: float
     max_position_embeddings: int
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    layers: tuple[LayerConfig, ...]
+    norm: NormKind = "rms"
+    qk_norm: QkNorm | None = None
+    activation: str = "silu"
+    gated_mlp: bool = True
+    learned_positions: bool = False
+    embedding_scale: float | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
     tied_head: bool = False
-    qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     eos_ids: tuple[int, ...] = ()
     dtype: str | None = None
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
 
     def check(self, source: str) -> None:
         """Refuse what no decoder can be built from. Raises ``ModelLoadError``; ``source`` is for its message."""
@@ -78,99 +133,17 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelLoadError(source, f"configuration: head_dim {self.head_dim} must be even")
-        if not 0 < self.rms_norm_eps < 1:
-            raise ModelLoadError(source, f"configuration: rms_norm_eps {self.rms_norm_eps} must be between 0 and 1")
-        self._check_rope(source)
+        if not 0 < self.norm_eps < 1:
+            raise ModelLoadError(source, f"configuration: epsilon {self.norm_eps} of the norms must be between 0 and 1")
+        for name in ("embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ModelLoadError(source, f"configuration: {name} must be above 0")
+        self._check_layers(source)
 
-    def _check_rope(self, source: str) -> None:
-        rope = self.rope
-        if rope.variant not in ROPE_VARIANTS:
-            known = ", ".join(ROPE_VARIANTS)
-            raise ModelLoadError(source, f"rope variant {rope.variant!r} is not supported; known: {known}")
-        if not rope.theta > 0 or not rope.factor > 0:
-            raise ModelLoadError(source, "configuration: rope theta and factor must be above 0")
-        if rope.variant in ("llama3", "yarn") and rope.original_max_position_embeddings < 1:
-            raise ModelLoadError(source, "configuration: rope needs original_max_position_embeddings")
-        if rope.variant == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
-            raise ModelLoadError(source, "configuration: rope needs 0 < low_freq_factor < high_freq_factor")
-        if rope.variant == "yarn" and not (rope.theta > 1 and rope.beta_fast > 0 and rope.beta_slow > 0):
-            raise ModelLoadError(source, "configuration: yarn rope needs theta above 1 and positive betas")
-        if rope.variant == "divided" and (len(rope.divisors) != self.head_dim // 2 or not all(rope.divisors)):
-            raise ModelLoadError(source, f"configuration: rope needs {self.head_dim // 2} divisors, none of them 0")
-
-
-class Fields:
-    """Typed reading of an untyped mapping from a file: a wrong or missing value is a ``ModelLoadError`` naming it."""
-
-    def __init__(self, source: str, values: Mapping[str, object], prefix: str = "") -> None:
-        self._source = source
-        self._values = values
-        self._prefix = prefix
-
-    def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
-        return self._values.get(self._prefix + name) is not None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        """An integer; required where there is no default."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, "must be an integer")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number; required where there is no default."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(name, "must be a finite number")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        """A finite number, or ``None`` where there is none."""
-        return self.number(name) if self.has(name) else None
-
-    def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, "must be true or false")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string; required where there is no default."""
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, "must be a string")
-        return value
-
-    def section(self, name: str) -> Fields:
-        """A mapping inside this one; empty where there is none."""
-        value = self._values.get(self._prefix + name)
-        if value is None:
-            return Fields(self._source, {})
-        if not isinstance(value, dict):
-            raise self.error(name, "must be an object")
-        return Fields(self._source, value)
-
-    def ids(self, name: str) -> tuple[int, ...]:
-        """Token ids: one integer, a list of them, or nothing at all."""
-        value = self._values.get(self._prefix + name)
-        values: Iterable[object] = value if isinstance(value, list) else () if value is None else (value,)
-        ids: list[int] = []
-        for item in values:
-            if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-                raise self.error(name, "must be a token id or a list of them")
-            ids.append(item)
-        return tuple(ids)
-
-    def error(self, name: str, reason: str) -> ModelLoadError:
-        """The error for one field."""
-        return ModelLoadError(self._source, f"configuration: {self._prefix}{name} {reason}")
-
-    def _get(self, name: str, default: object) -> object:
-        value = self._values.get(self._prefix + name)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(name, "is missing")
-        return value
+    def _check_layers(self, source: str) -> None:
+        for layer in dict.fromkeys(self.layers):
+            if layer.window is not None and layer.window < 1:
+                raise ModelLoadError(source, "configuration: a window must have at least 1 position")
+            if layer.rope is not None:
+                layer.rope.check(source, self.head_dim)

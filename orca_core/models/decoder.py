@@ -8,45 +8,59 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from orca_core.attention.base import AttentionBackend
+from orca_core.attention.base import AttentionBackend, AttentionSpec
 from orca_core.batch import Batch
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.config import ModelConfig
-from orca_core.models.layers import LayerWeights, Linear, mlp, project_qkv, rms_norm
+from orca_core.models.layers import ACTIVATIONS, LayerWeights, Linear, Norm, gated_mlp, plain_mlp, project_qkv
 from orca_core.models.rope import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights. ``head`` ``[vocab, hidden]`` is ``embedding`` itself where the two are tied."""
+    """All weights. ``head`` ``[vocab, hidden]`` is ``embedding`` itself where the two are tied. ``positions``
+    ``[max_position_embeddings, hidden]``: learned ones, where the architecture has them.
+    """
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor
+    norm: Norm
     head: torch.Tensor
+    positions: torch.Tensor | None = None
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor once."""
+        """Every tensor once, but for norms of q and k."""
         yield self.embedding
-        yield self.norm
+        if self.positions is not None:
+            yield self.positions
+        yield from self.norm.tensors()
         if self.head is not self.embedding:
             yield self.head
         for layer in self.layers:
-            yield from (layer.attention_norm, layer.mlp_norm)
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                yield linear.weight
-                if linear.bias is not None:
-                    yield linear.bias
+            yield from layer.tensors()
 
 
 class Decoder:
-    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode."""
+    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
+
+    ``attention_specs``: how each layer attends, first to last.
+    """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self._weights = weights
-        self._rope = RotaryTable(config, self.device)
-        self._scale = config.head_dim**-0.5
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
+        self._tables = [RotaryTable(config, rope, self.device) for rope in ropes]
+        self._table_of = [None if layer.rope is None else ropes.index(layer.rope) for layer in config.layers]
+        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.attention_specs = tuple(
+            AttentionSpec(scale, layer.window, config.attention_softcap) for layer in config.layers
+        )
+        self._activation = ACTIVATIONS[config.activation]
+        self._mlp = gated_mlp if config.gated_mlp else plain_mlp
+        # rounded as the weights are, as it was in training
+        factor = config.embedding_scale
+        self._embedding_scale = None if factor is None else float(torch.tensor(factor, dtype=self.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -66,43 +80,46 @@ class Decoder:
     @property
     def n_parameters(self) -> int:
         """Trained numbers; a tied head counts once."""
+        config = self.config
+        # a norm of q or k has one weight that all its heads share, or one a head
+        n_shared = {None: 0, "head": 2, "width": config.n_heads + config.n_kv_heads}[config.qk_norm]
         count = sum(tensor.numel() for tensor in self._weights.tensors())
-        # q and k each have one norm weight that all their heads share
-        return count + (2 * self.config.head_dim * self.config.n_layers if self.config.qk_norm else 0)
+        return count + n_shared * config.head_dim * config.n_layers
 
     def forward(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """Hidden rows ``[n_tokens, hidden]`` after the last layer (before the final norm, see ``logits``).
 
         Writes K and V of every row of the batch into ``pool``. ``attention.prepare(batch)`` was called before.
         """
-        rope = self._rope.at(batch.positions, self.dtype)
-        hidden = F.embedding(batch.tokens, self._weights.embedding)
+        rotations = [table.at(batch.positions, self.dtype) for table in self._tables]
+        hidden = self._embed(batch)
         for index, layer in enumerate(self._weights.layers):
-            hidden = hidden + self._attention(index, layer, hidden, rope, batch, pool, attention)
-            hidden = hidden + mlp(rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps), layer)
+            table = self._table_of[index]
+            rope = None if table is None else rotations[table]
+            x = hidden if layer.attention_norm is None else layer.attention_norm(hidden)
+            q, k, v = project_qkv(x, layer, self.config.n_heads, self.config.n_kv_heads, rope)
+            pool.write(index, batch.slots, k, v)
+            attended = attention.attend(index, q, pool, batch, self.attention_specs[index])
+            x = layer.output(attended.reshape(hidden.shape[0], -1))
+            hidden = hidden + (x if layer.attention_post_norm is None else layer.attention_post_norm(x))
+            x = hidden if layer.mlp_norm is None else layer.mlp_norm(hidden)
+            x = self._mlp(x, layer, self._activation)
+            hidden = hidden + (x if layer.mlp_post_norm is None else layer.mlp_post_norm(x))
         return hidden
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[n_rows, vocab]``, from rows of what ``forward`` returned."""
-        normed = rms_norm(hidden_rows, self._weights.norm, self.config.rms_norm_eps)
-        return F.linear(normed, self._weights.head).to(torch.float32)
+        logits = F.linear(self._weights.norm(hidden_rows), self._weights.head).to(torch.float32)
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        hidden: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        pool: KVPool,
-        attention: AttentionBackend,
-    ) -> torch.Tensor:
-        config = self.config
-        x = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-        q, k, v = project_qkv(x, layer, config.n_heads, config.n_kv_heads, config.rms_norm_eps, rope)
-        pool.write(index, batch.slots, k, v)
-        attended = attention.attend(index, q, pool, batch, self._scale)
-        return layer.output(attended.reshape(hidden.shape[0], -1))
+    def _embed(self, batch: Batch) -> torch.Tensor:
+        hidden = F.embedding(batch.tokens, self._weights.embedding)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
+        if self._weights.positions is not None:
+            hidden = hidden + F.embedding(batch.positions, self._weights.positions)
+        return hidden
 
 
 __all__ = ["Decoder", "DecoderWeights", "LayerWeights", "Linear"]

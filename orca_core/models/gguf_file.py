@@ -5,9 +5,7 @@ GGUF names and metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any, Final
 
 import gguf
@@ -15,32 +13,14 @@ import numpy as np
 import torch
 
 from orca_core.errors import ModelLoadError
-from orca_core.models.config import Fields, ModelConfig, RopeConfig
-from orca_core.models.registry import GGUF_ARCHITECTURES, Architecture, find_architecture
+from orca_core.models.config import ModelConfig
+from orca_core.models.fields import Fields
+from orca_core.models.gguf_config import DIVISORS, GgufFacts, read_gguf_config
+from orca_core.models.layout import Layout
+from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
+from orca_core.models.weights import expected_shapes
 from orca_core.source import ModelSource
 
-_TOP_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-)
-_LAYER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
-_LAYER: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ROPE_DIVISORS: Final = "rope_freqs.weight"
-_EOS_KEYS: Final = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_ROPE_VARIANTS: Final[Mapping[str, str]] = MappingProxyType({"none": "default", "linear": "linear", "yarn": "yarn"})
 _LONG_LISTS: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 
 
@@ -56,18 +36,26 @@ class GgufCheckpoint:
             raise ModelLoadError(source.name, "not a GGUF source")
         try:
             reader: Any = gguf.GGUFReader(source.gguf_file)
-            self._values = {key: field.contents() for key, field in reader.fields.items() if key not in _LONG_LISTS}
+            values = {key: field.contents() for key, field in reader.fields.items() if key not in _LONG_LISTS}
         except Exception as error:  # the library raises whatever a damaged file makes it stumble over
             raise ModelLoadError(source.name, f"cannot read {source.gguf_file.name}: {error}") from error
-        self._tensors: dict[str, Any] = {_hf_name(tensor.name): tensor for tensor in reader.tensors}
-        self._rope_divisors = self._tensors.pop(_ROPE_DIVISORS, None)
-        name = Fields(self._source, self._values).text("general.architecture")
+        tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+        name = Fields(self._source, values).text("general.architecture")
         self._architecture = find_architecture(self._source, name, GGUF_ARCHITECTURES)
-        self._config = self._read_config(self._architecture)
+        # the converter has turned what is kept transposed, and has added its offset to the norms
+        self._layout = replace(self._architecture.layout, transposed=False, norm_offset=0.0)
+        shapes = {key: _shape(tensor) for key, tensor in tensors.items()}
+        divisors = {key: self._divisors(tensors.pop(key)) for key in DIVISORS if key in tensors}
+        self._config = read_gguf_config(GgufFacts(self._source, values, shapes, divisors), self._architecture)
+        self._tensors = self._renamed(name, tensors)
 
     def config(self) -> ModelConfig:
         """The model's configuration, from the file's metadata and from which tensors it has."""
         return self._config
+
+    def layout(self) -> Layout:
+        """How the tensors are kept, as this class gives them."""
+        return self._layout
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """See ``Checkpoint``."""
@@ -86,6 +74,20 @@ class GgufCheckpoint:
             values = _unpermuted(values, heads[projection])
         return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
+    def _renamed(self, architecture: str, tensors: dict[str, Any]) -> dict[str, Any]:
+        """By the names transformers has, as the converter translates them; what is left over keeps its own."""
+        kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        names = gguf.get_tensor_name_map(kinds[architecture], self._config.n_layers)
+        ours = {}
+        for name in expected_shapes(self._config, self._layout):
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            if stored in tensors:
+                ours[name] = tensors.pop(stored)
+        return ours | tensors
+
+    def _divisors(self, tensor: Any) -> tuple[float, ...]:
+        return tuple(self._dequantised(tensor.name, tensor).flatten().tolist())
+
     def _dequantised(self, name: str, tensor: Any) -> np.ndarray:
         try:
             values: np.ndarray = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -93,85 +95,6 @@ class GgufCheckpoint:
             kind = getattr(tensor.tensor_type, "name", tensor.tensor_type)
             raise ModelLoadError(self._source, f"cannot dequantise {name} of type {kind}: {error}") from error
         return values.astype(np.float32, copy=False).reshape(_shape(tensor))
-
-    def _read_config(self, architecture: Architecture) -> ModelConfig:
-        fields = Fields(self._source, self._values, prefix=f"{architecture.gguf_name}.")
-        self._refuse_unsupported(fields)
-        hidden_size, n_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-        head_dim = fields.integer("attention.key_length", default=hidden_size // max(n_heads, 1))
-        if fields.integer("rope.dimension_count", default=head_dim) != head_dim:
-            raise fields.error(
-                "rope.dimension_count", f"must be the head size {head_dim}; only whole heads are rotated"
-            )
-        if fields.integer("attention.value_length", default=head_dim) != head_dim:
-            raise fields.error("attention.value_length", f"must be the head size {head_dim}")
-        eos_ids = [i for key in _EOS_KEYS for i in Fields(self._source, self._values).ids(key)]
-        config = ModelConfig(
-            architecture=architecture.name,
-            # the embedding says it, and unlike the metadata it always does
-            vocab_size=self._rows("model.embed_tokens.weight"),
-            hidden_size=hidden_size,
-            n_layers=fields.integer("block_count"),
-            n_heads=n_heads,
-            n_kv_heads=fields.integer("attention.head_count_kv", default=n_heads),
-            head_dim=head_dim,
-            intermediate_size=fields.integer("feed_forward_length"),
-            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-            max_position_embeddings=fields.integer("context_length"),
-            rope=self._rope(fields),
-            tied_head="lm_head.weight" not in self._tensors,
-            qk_norm=architecture.qk_norm,
-            qkv_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
-            output_bias="model.layers.0.self_attn.o_proj.bias" in self._tensors,
-            mlp_bias="model.layers.0.mlp.up_proj.bias" in self._tensors,
-            eos_ids=tuple(dict.fromkeys(eos_ids)),
-        )
-        config.check(self._source)
-        return config
-
-    def _refuse_unsupported(self, fields: Fields) -> None:
-        """Whatever would give wrong numbers if it were silently ignored."""
-        if fields.integer("expert_count", default=0):
-            raise ModelLoadError(self._source, "mixtures of experts are not supported")
-        if fields.has("attention.sliding_window"):
-            raise ModelLoadError(self._source, "sliding window attention is not supported")
-        if Fields(self._source, self._values).integer("split.count", default=1) > 1:
-            raise ModelLoadError(self._source, "GGUF files split in parts are not supported; merge them first")
-
-    def _rope(self, fields: Fields) -> RopeConfig:
-        theta = fields.number("rope.freq_base", default=10000.0)
-        if self._rope_divisors is not None:
-            divisors = self._dequantised(_ROPE_DIVISORS, self._rope_divisors).flatten().tolist()
-            return RopeConfig("divided", theta, divisors=tuple(divisors))
-        scaling = fields.text("rope.scaling.type", default="none")
-        if fields.has("rope.scale_linear") and scaling == "none":
-            return RopeConfig("linear", theta, fields.number("rope.scale_linear"))
-        variant = _ROPE_VARIANTS.get(scaling, scaling)
-        limit = fields.integer("context_length")
-        return RopeConfig(
-            variant=variant,
-            theta=theta,
-            factor=1.0 if variant == "default" else fields.number("rope.scaling.factor"),
-            original_max_position_embeddings=fields.integer("rope.scaling.original_context_length", default=limit),
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", default=32.0),
-            beta_slow=fields.number("rope.scaling.yarn_beta_slow", default=1.0),
-        )
-
-    def _rows(self, name: str) -> int:
-        if name not in self._tensors:
-            raise ModelLoadError(self._source, f"missing tensors: {name}")
-        return _shape(self._tensors[name])[0]
-
-
-def _hf_name(name: str) -> str:
-    """The name transformers uses for a tensor; the name itself where there is no such rule."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.{kind}"
-    match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        return name
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

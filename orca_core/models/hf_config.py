@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from orca_core.errors import ModelLoadError
-from orca_core.models.config import Fields, ModelConfig, RopeConfig
+from orca_core.models.config import ModelConfig
+from orca_core.models.fields import Fields
+from orca_core.models.hf_layers import LAYER_READERS
 from orca_core.models.registry import Architecture, find_architecture
 from orca_core.source import ModelSource
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 
+ACTIVATION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+)
+"""What transformers calls an activation -> its name here."""
 
-def read_hf_config(source: ModelSource) -> ModelConfig:
-    """The model's configuration. Raises ``ModelLoadError`` and ``UnsupportedArchitectureError``.
+_MUST_BE: Final[Mapping[str, bool]] = MappingProxyType(
+    {
+        "use_bidirectional_attention": False,
+        "add_cross_attention": False,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+    }
+)
+"""Fields that change the numbers, and the only value there is code for."""
 
-    Understands ``rope_parameters`` (transformers 5) and ``rope_theta`` + ``rope_scaling`` (before).
-    """
+
+def read_hf_config(source: ModelSource) -> tuple[ModelConfig, Architecture]:
+    """The model's configuration. Raises ``ModelLoadError`` and ``UnsupportedArchitectureError``."""
     values = read_json(source.name, source.folder / "config.json")
-    fields = Fields(source.name, values)
     architecture = _architecture(source.name, values)
-    _refuse_unsupported(source.name, values, fields)
+    fields = Fields(source.name, values, aliases=architecture.aliases)
+    _refuse_unsupported(source.name, fields)
     hidden_size, n_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    head_dim = architecture.default_head_dim or hidden_size // max(n_heads, 1)
-    attention_bias = fields.flag("attention_bias", default=False)
+    head_dim = fields.integer("head_dim", default=architecture.default_head_dim or hidden_size // max(n_heads, 1))
+    attention_bias = fields.flag("attention_bias", default=architecture.biases)
     config = ModelConfig(
         architecture=architecture.name,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        n_layers=fields.integer("num_hidden_layers"),
         n_heads=n_heads,
         n_kv_heads=fields.integer("num_key_value_heads", default=n_heads),
-        head_dim=fields.integer("head_dim", default=head_dim),
-        intermediate_size=fields.integer("intermediate_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        head_dim=head_dim,
+        intermediate_size=fields.integer("intermediate_size", None if architecture.gated_mlp else 4 * hidden_size),
+        norm_eps=fields.number("rms_norm_eps", default=architecture.default_eps),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        rope=_rope(fields),
-        tied_head=fields.flag("tie_word_embeddings", default=False),
+        layers=LAYER_READERS[architecture.name](fields, fields.integer("num_hidden_layers"), head_dim),
+        norm=architecture.norm,
         qk_norm=architecture.qk_norm,
-        qkv_bias=attention_bias,
+        activation=_activation(source.name, fields, architecture),
+        gated_mlp=architecture.gated_mlp,
+        learned_positions=architecture.learned_positions,
+        embedding_scale=hidden_size**0.5 if architecture.scaled_embedding else None,
+        attention_scale=_attention_scale(fields, architecture),
+        attention_softcap=_softcap(fields, architecture, "attn_logit_softcapping"),
+        logit_softcap=_softcap(fields, architecture, "final_logit_softcapping"),
+        tied_head=fields.flag("tie_word_embeddings", default=architecture.default_tied),
+        qkv_bias=attention_bias if architecture.qkv_bias is None else architecture.qkv_bias,
         output_bias=attention_bias,
-        # a Qwen3 checkpoint has no such field, and no such tensors either
-        mlp_bias=fields.flag("mlp_bias", default=False),
+        # where the architecture has no such field a checkpoint has no such tensors either
+        mlp_bias=fields.flag("mlp_bias", default=architecture.biases),
         eos_ids=_eos_ids(source, fields),
         dtype=_dtype(fields),
     )
     config.check(source.name)
-    return config
+    return config, architecture
 
 
 def read_json(source: str, file: Path) -> dict[str, object]:
@@ -71,45 +94,38 @@ def _architecture(source: str, values: dict[str, object]) -> Architecture:
     return find_architecture(source, names[0])
 
 
-def _refuse_unsupported(source: str, values: dict[str, object], fields: Fields) -> None:
+def _refuse_unsupported(source: str, fields: Fields) -> None:
     """Whatever would give wrong numbers if it were silently ignored."""
-    if values.get("quantization_config") is not None:
+    if fields.has("quantization_config"):
         raise ModelLoadError(source, "quantised safetensors are not supported; use the original weights or a GGUF file")
-    activation = fields.text("hidden_act", default="silu")
-    if activation != "silu":
-        raise ModelLoadError(source, f"activation {activation!r} is not supported; known: silu")
-    layer_types = values.get("layer_types")
-    sliding = isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)
-    if sliding or fields.flag("use_sliding_window", default=False):
-        raise ModelLoadError(source, "sliding window attention is not supported")
+    for name, value in _MUST_BE.items():
+        if fields.flag(name, default=value) != value:
+            raise fields.error(name, f"must be {str(value).lower()}: there is no code for the other")
 
 
-def _rope(fields: Fields) -> RopeConfig:
-    rope = fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    partial = rope.number("partial_rotary_factor", default=fields.number("partial_rotary_factor", default=1.0))
-    if partial != 1.0:
-        raise fields.error("partial_rotary_factor", f"{partial} is not supported; only whole heads are rotated")
-    variant = rope.text("rope_type", default=rope.text("type", default="default"))
-    limit = fields.integer("max_position_embeddings")
-    # a value beside rope_scaling wins over one in it, and the model's limit stands in for both, as in transformers
-    original = rope.integer("original_max_position_embeddings", default=limit)
-    original = fields.integer("original_max_position_embeddings", default=original)
-    scaled = variant in ("linear", "llama3", "yarn")
-    fallback = limit / original if variant == "yarn" and original > 0 else None
-    return RopeConfig(
-        variant=variant,
-        theta=rope.number("rope_theta", default=fields.number("rope_theta", default=10000.0)),
-        factor=rope.number("factor", default=fallback) if scaled else 1.0,
-        low_freq_factor=rope.number("low_freq_factor") if variant == "llama3" else 1.0,
-        high_freq_factor=rope.number("high_freq_factor") if variant == "llama3" else 4.0,
-        original_max_position_embeddings=original,
-        attention_factor=rope.optional_number("attention_factor"),
-        beta_fast=rope.number("beta_fast", default=32.0),
-        beta_slow=rope.number("beta_slow", default=1.0),
-        mscale=rope.optional_number("mscale"),
-        mscale_all_dim=rope.optional_number("mscale_all_dim"),
-        truncate=rope.flag("truncate", default=True),
-    )
+def _activation(source: str, fields: Fields, architecture: Architecture) -> str:
+    name = fields.text("hidden_act", default=architecture.default_activation)
+    if name not in ACTIVATION_NAMES:
+        raise ModelLoadError(source, f"activation {name!r} is not supported; known: {', '.join(ACTIVATION_NAMES)}")
+    return ACTIVATION_NAMES[name]
+
+
+def _attention_scale(fields: Fields, architecture: Architecture) -> float | None:
+    name = "query_pre_attn_scalar"
+    if architecture.default_query_scalar is None:
+        return None
+    scalar = fields.number(name, default=architecture.default_query_scalar)
+    if not scalar > 0:
+        raise fields.error(name, "must be above 0")
+    return float(scalar**-0.5)
+
+
+def _softcap(fields: Fields, architecture: Architecture, name: str) -> float | None:
+    if name in architecture.softcaps:
+        return fields.optional_number(name, architecture.softcaps[name])
+    if fields.has(name):
+        raise fields.error(name, "must be null: this architecture has no such cap")
+    return None
 
 
 def _eos_ids(source: ModelSource, fields: Fields) -> tuple[int, ...]:

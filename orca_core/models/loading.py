@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -14,6 +15,7 @@ from orca_core.models.config import ModelConfig
 from orca_core.models.decoder import Decoder
 from orca_core.models.gguf_file import GgufCheckpoint
 from orca_core.models.hf_config import read_hf_config
+from orca_core.models.layout import Layout
 from orca_core.models.safetensors_files import SafetensorsCheckpoint
 from orca_core.models.weights import load_weights
 from orca_core.source import ModelSource
@@ -23,8 +25,11 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
 )
 
 
-def load_model(source: ModelSource, *, dtype: str, device: torch.device) -> Decoder:
+def load_model(source: ModelSource, *, dtype: str, device: torch.device, max_model_len: int | None = None) -> Decoder:
     """Read configuration and weights and put them on ``device``.
+
+    ``max_model_len``: the longest request that will be served, in tokens; ``None`` = whatever the model can. The
+    decoder's ``config.max_position_embeddings`` is never more: a rope of two sets (longrope) chooses by it.
 
     ``dtype``: a torch name, or ``auto``: the checkpoint's own, bfloat16 for a GGUF file; on a CPU float32 instead of
     float16, and instead of bfloat16 where the CPU has no instructions for it.
@@ -33,16 +38,23 @@ def load_model(source: ModelSource, *, dtype: str, device: torch.device) -> Deco
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError("dtype", f"must be one of auto, {', '.join(DTYPES)}")
-    config, checkpoint = _open(source)
+    config, layout, checkpoint = _open(source)
     chosen = DTYPES[dtype] if dtype != "auto" else _auto_dtype(config.dtype or checkpoint.stored_dtype(), device)
-    return Decoder(config, load_weights(source.name, config, checkpoint, chosen, device))
+    weights = load_weights(source.name, config, layout, checkpoint, chosen, device)
+    limit = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    return Decoder(replace(config, max_position_embeddings=limit), weights)
 
 
-def _open(source: ModelSource) -> tuple[ModelConfig, Checkpoint]:
+def _open(source: ModelSource) -> tuple[ModelConfig, Layout, Checkpoint]:
     if source.kind == "gguf":
         file = GgufCheckpoint(source)
-        return file.config(), file
-    return read_hf_config(source), SafetensorsCheckpoint(source)
+        return file.config(), file.layout(), file
+    config, architecture = read_hf_config(source)
+    checkpoint, layout = SafetensorsCheckpoint(source), architecture.layout
+    if f"{layout.embedding}.weight" in checkpoint.shapes():
+        # saved from the model without its head, which is the embedding again (openai-community/gpt2)
+        layout = replace(layout, prefix="")
+    return config, layout, checkpoint
 
 
 def _auto_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Rotary position embedding: the frequencies of each variant, and the rotation.
 
-Sources: RoFormer (Su et al., 2021), YaRN (Peng et al., 2023), the Llama 3.1 reference. Numbers follow transformers.
+Sources: RoFormer (Su et al., 2021), YaRN (Peng et al., 2023), LongRoPE (Ding et al., 2024), the Llama 3.1 reference.
+Numbers follow transformers.
 """
 
 from __future__ import annotations
@@ -12,26 +13,39 @@ import torch
 from orca_core.models.config import ModelConfig, RopeConfig
 
 
-def rope_frequencies(config: ModelConfig) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies, float32 ``[head_dim / 2]``, radians per position; and the factor on cosine and sine."""
-    rope = config.rope
-    inverse = 1.0 / _powers(config)
-    if rope.variant == "linear":
-        return inverse / rope.factor, 1.0
-    if rope.variant == "llama3":
-        return _llama3(rope, inverse), 1.0
-    if rope.variant == "yarn":
-        return _yarn(config), _yarn_attention_factor(rope)
-    if rope.variant == "divided":
-        return inverse / torch.tensor(rope.divisors, dtype=torch.float32), 1.0
+def rope_frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[torch.Tensor, float]:
+    """Inverse frequencies, float32 ``[rotated elements / 2]``, radians per position; and the factor on cosine and sine.
+
+    ``longrope`` has two sets. Which one is used follows from the length the model serves, not from a request's: K must
+    not depend on who asks (vLLM does it so too; transformers goes by the sequence, and recomputes when it crosses).
+    """
+    dim = rope.dim or config.head_dim
+    inverse = 1.0 / _powers(rope, dim)
+    match rope.variant:
+        case "linear":
+            return inverse / rope.factor, 1.0
+        case "llama3":
+            return _llama3(rope, inverse), 1.0
+        case "yarn":
+            return _yarn(rope, dim), _yarn_attention_factor(rope)
+        case "divided":
+            return 1.0 / (torch.tensor(rope.divisors, dtype=torch.float32) * _powers(rope, dim)), 1.0
+        case "longrope":
+            is_long = config.max_position_embeddings > rope.original_max_position_embeddings
+            divisors = torch.tensor(rope.long_divisors if is_long else rope.divisors, dtype=torch.float32)
+            return 1.0 / (divisors * _powers(rope, dim)), _longrope_attention_factor(rope)
     return inverse, 1.0
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate ``x`` ``[n_tokens, heads, head_dim]``; ``cos`` and ``signed_sin`` are ``[n_tokens, 1, head_dim]``.
+    """Rotate ``x`` ``[n_tokens, heads, head_dim]``; ``cos`` and ``signed_sin`` are ``[n_tokens, 1, rotated elements]``.
 
-    The sign of the half-rotation lives in ``signed_sin``, which is built once an iteration, not once a layer.
+    The sign of the half-rotation lives in ``signed_sin``, which is built once an iteration, not once a layer. What of a
+    head lies behind the rotated elements passes as it is.
     """
+    dim = cos.shape[-1]
+    if dim != x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], cos, signed_sin), x[..., dim:]), dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((second, first), dim=-1) * signed_sin
 
@@ -39,8 +53,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torc
 class RotaryTable:
     """Cosines and sines of the positions of one iteration."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        frequencies, self._scaling = rope_frequencies(config)
+    def __init__(self, config: ModelConfig, rope: RopeConfig, device: torch.device) -> None:
+        frequencies, self._scaling = rope_frequencies(config, rope)
         self._frequencies = frequencies.to(device)
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,9 +64,9 @@ class RotaryTable:
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
-def _powers(config: ModelConfig) -> torch.Tensor:
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    powers: torch.Tensor = config.rope.theta**exponents
+def _powers(rope: RopeConfig, dim: int) -> torch.Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    powers: torch.Tensor = rope.theta**exponents
     return powers
 
 
@@ -66,10 +80,9 @@ def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
     return torch.where(waves < original / rope.high_freq_factor, inverse, stretched)
 
 
-def _yarn(config: ModelConfig) -> torch.Tensor:
+def _yarn(rope: RopeConfig, dim: int) -> torch.Tensor:
     """A ramp over the dimensions from extrapolation (fast ones, unchanged) to interpolation (slow ones, / factor)."""
-    rope, dim = config.rope, config.head_dim
-    powers = _powers(config)
+    powers = _powers(rope, dim)
 
     def dimension_of(n_rotations: float) -> float:
         turns = rope.original_max_position_embeddings / (n_rotations * 2 * math.pi)
@@ -94,3 +107,11 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 def _magnitude(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -11,75 +11,97 @@ from orca_core.errors import ModelLoadError
 from orca_core.models.checkpoint import Checkpoint
 from orca_core.models.config import ModelConfig
 from orca_core.models.decoder import DecoderWeights
-from orca_core.models.layers import LayerWeights, Linear
+from orca_core.models.layers import LayerNorm, LayerWeights, Linear, Norm, RmsNorm, WideRmsNorm, WidthNorm
+from orca_core.models.layout import Layout
 
 _MAX_LISTED: Final = 8
-_EMBEDDING: Final = "model.embed_tokens.weight"
-_HEAD: Final = "lm_head.weight"
-
-_DERIVED_SUFFIXES: Final = (".rotary_emb.inv_freq", ".attn_rot_embd.weight")
-"""Buffers that old files carry and that follow from the configuration."""
 
 
 def load_weights(
-    source: str, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    source: str,
+    config: ModelConfig,
+    layout: Layout,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> DecoderWeights:
     """Load everything, one tensor at a time, into memory of its own. Raises ``ModelLoadError``.
 
     Names and shapes are checked against the configuration before anything is read.
     """
-    check_tensors(source, config, checkpoint.shapes())
-    filler = _Filler(checkpoint, dtype, device)
-    embedding = filler.stacked([_EMBEDDING])
+    check_tensors(source, config, layout, checkpoint.shapes())
+    filler = _Filler(config, layout, checkpoint, dtype, device)
+    embedding = filler.stacked([f"{layout.prefix}{layout.embedding}.weight"])
+    positions = None if layout.positions is None else filler.stacked([f"{layout.prefix}{layout.positions}.weight"])
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_load_layer(filler, config, f"model.layers.{index}") for index in range(config.n_layers)),
-        norm=filler.stacked(["model.norm.weight"]),
-        head=embedding if config.tied_head else filler.stacked([_HEAD]),
+        layers=tuple(_load_layer(filler, config, layout, layout.layer(index)) for index in range(config.n_layers)),
+        norm=filler.norm(f"{layout.prefix}{layout.norm}"),
+        head=embedding if config.tied_head else filler.stacked([f"{layout.head}.weight"]),
+        positions=positions,
     )
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: ModelConfig, layout: Layout) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this configuration has."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    projections = {
-        "self_attn.q_proj": (q, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
-    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {f"{layout.prefix}{layout.embedding}.weight": (config.vocab_size, hidden)}
+    if layout.positions is not None:
+        shapes[f"{layout.prefix}{layout.positions}.weight"] = (config.max_position_embeddings, hidden)
     if not config.tied_head:
-        shapes[_HEAD] = (config.vocab_size, hidden)
+        shapes[f"{layout.head}.weight"] = (config.vocab_size, hidden)
+    norm_parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    for part in norm_parts:
+        shapes[f"{layout.prefix}{layout.norm}.{part}"] = (hidden,)
     for index in range(config.n_layers):
-        prefix = f"model.layers.{index}"
-        for name, (n_out, n_in, bias) in projections.items():
-            shapes[f"{prefix}.{name}.weight"] = (n_out, n_in)
+        prefix = layout.layer(index)
+        for name, n_out, n_in, bias in _projections(config, layout):
+            shapes[f"{prefix}{name}.weight"] = (n_in, n_out) if layout.transposed else (n_out, n_in)
             if bias:
-                shapes[f"{prefix}.{name}.bias"] = (n_out,)
-        for name, size in norms.items():
-            shapes[f"{prefix}.{name}.weight"] = (size,)
+                shapes[f"{prefix}{name}.bias"] = (n_out,)
+        for name, size in _norms(config, layout):
+            shapes.update({f"{prefix}{name}.{part}": (size,) for part in norm_parts})
     return shapes
 
 
-def check_tensors(source: str, config: ModelConfig, found: dict[str, tuple[int, ...]]) -> None:
+def _projections(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, int, int, bool]]:
+    """Name, rows, columns and whether there is a bias, of each projection of a layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    qkv, gate_up = (q, kv, kv), (inner, inner) if config.gated_mlp else (inner,)
+    for names, sizes, n_in, bias in (
+        (layout.qkv, qkv, hidden, config.qkv_bias),
+        ((layout.output,), (hidden,), q, config.output_bias),
+        (layout.gate_up, gate_up, hidden, config.mlp_bias),
+        ((layout.down,), (hidden,), inner, config.mlp_bias),
+    ):
+        stacked = (sum(sizes),) if len(names) == 1 else sizes
+        for name, n_out in zip(names, stacked, strict=True):
+            yield name, n_out, n_in, bias
+
+
+def _norms(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, int]]:
+    """Name and size of each norm of a layer."""
+    for name in (layout.attention_norm, layout.attention_post_norm, layout.mlp_norm, layout.mlp_post_norm):
+        if name is not None:
+            yield name, config.hidden_size
+    if config.qk_norm is not None:
+        for name, n_heads in zip(layout.qk_norm, (config.n_heads, config.n_kv_heads), strict=True):
+            yield name, config.head_dim * (n_heads if config.qk_norm == "width" else 1)
+
+
+def check_tensors(source: str, config: ModelConfig, layout: Layout, found: dict[str, tuple[int, ...]]) -> None:
     """Every expected tensor is there in its shape, and nothing else is. Raises ``ModelLoadError`` listing what is not.
 
-    Ignored where present: derived rope buffers, and a separate head beside a tied one.
+    Ignored where present: derived buffers, and a separate head beside a tied one.
     """
-    expected = expected_shapes(config)
+    expected = expected_shapes(config, layout)
+    head = f"{layout.head}.weight"
     missing = [name for name in expected if name not in found]
     unexpected = [
         name
         for name in found
-        if name not in expected and not name.endswith(_DERIVED_SUFFIXES) and not (config.tied_head and name == _HEAD)
+        if name not in expected and not name.endswith(layout.derived) and not (config.tied_head and name == head)
     ]
     wrong = [
         f"{name} is {list(found[name])}, not {list(shape)}"
@@ -103,40 +125,76 @@ def _listed(names: Sequence[str]) -> str:
 class _Filler:
     """Makes the decoder's tensors: allocated once at their final size, then filled from the checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: Layout, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._layout = layout
         self._checkpoint = checkpoint
         self._shapes = checkpoint.shapes()
         self._dtype = dtype
         self._device = device
 
-    def stacked(self, names: Sequence[str]) -> torch.Tensor:
-        """The named tensors one below the other."""
-        rows = [self._shapes[name][0] for name in names]
-        tensor = torch.empty((sum(rows), *self._shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
+    def stacked(
+        self, names: Sequence[str], *, transposed: bool = False, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The named tensors one below the other; ``transposed``: each of them is turned first."""
+        shapes = [self._shapes[name][::-1] if transposed else self._shapes[name] for name in names]
+        n_rows = sum(shape[0] for shape in shapes)
+        tensor = torch.empty((n_rows, *shapes[0][1:]), dtype=dtype or self._dtype, device=self._device)
         start = 0
-        for name, n_rows in zip(names, rows, strict=True):
-            tensor[start : start + n_rows].copy_(self._checkpoint.load(name))
-            start += n_rows
+        for name, shape in zip(names, shapes, strict=True):
+            values = self._checkpoint.load(name)
+            tensor[start : start + shape[0]].copy_(values.T if transposed else values)
+            start += shape[0]
         return tensor
 
     def linear(self, names: Sequence[str], bias: bool) -> Linear:
         """The named projections as one."""
-        weight = self.stacked([f"{name}.weight" for name in names])
+        weight = self.stacked([f"{name}.weight" for name in names], transposed=self._layout.transposed)
         return Linear(weight, self.stacked([f"{name}.bias" for name in names]) if bias else None)
 
+    def norm(self, name: str) -> Norm:
+        """The named norm, of the kind the configuration says."""
+        if self._config.norm == "layer":
+            weight, bias = self.stacked([f"{name}.weight"]), self.stacked([f"{name}.bias"])
+            return LayerNorm(weight, bias, self._config.norm_eps)
+        return self._rms(self._rms_weight(name))
 
-def _load_layer(filler: _Filler, config: ModelConfig, prefix: str) -> LayerWeights:
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qk_norm = None
-    if config.qk_norm:
-        q_norm, k_norm = filler.stacked([f"{attention}.q_norm.weight"]), filler.stacked([f"{attention}.k_norm.weight"])
-        qk_norm = torch.cat((q_norm.expand(config.n_heads, -1), k_norm.expand(config.n_kv_heads, -1)))
+    def optional_norm(self, prefix: str, name: str | None) -> Norm | None:
+        """The named norm of a layer, if it has one there."""
+        return None if name is None else self.norm(prefix + name)
+
+    def qk_norm(self, q_name: str, k_name: str) -> Norm | None:
+        """The norms of q and k as one over the heads of both."""
+        n_heads, n_kv_heads = self._config.n_heads, self._config.n_kv_heads
+        if self._config.qk_norm is None:
+            return None
+        if self._config.qk_norm == "width":
+            return WidthNorm(self.norm(q_name), self.norm(k_name), n_heads)
+        q, k = self._rms_weight(q_name), self._rms_weight(k_name)
+        return self._rms(torch.cat((q.expand(n_heads, -1), k.expand(n_kv_heads, -1))))
+
+    def _rms_weight(self, name: str) -> torch.Tensor:
+        if self._config.norm == "rms":
+            return self.stacked([f"{name}.weight"])
+        return self.stacked([f"{name}.weight"], dtype=torch.float32) + self._layout.norm_offset
+
+    def _rms(self, weight: torch.Tensor) -> Norm:
+        kind = RmsNorm if self._config.norm == "rms" else WideRmsNorm
+        return kind(weight, self._config.norm_eps)
+
+
+def _load_layer(filler: _Filler, config: ModelConfig, layout: Layout, prefix: str) -> LayerWeights:
+    q_norm, k_norm = layout.qk_norm
     return LayerWeights(
-        attention_norm=filler.stacked([f"{prefix}.input_layernorm.weight"]),
-        qkv=filler.linear([f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"], config.qkv_bias),
-        qk_norm=qk_norm,
-        output=filler.linear([f"{attention}.o_proj"], config.output_bias),
-        mlp_norm=filler.stacked([f"{prefix}.post_attention_layernorm.weight"]),
-        gate_up=filler.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias),
-        down=filler.linear([f"{mlp}.down_proj"], config.mlp_bias),
+        attention_norm=filler.optional_norm(prefix, layout.attention_norm),
+        qkv=filler.linear([prefix + name for name in layout.qkv], config.qkv_bias),
+        qk_norm=filler.qk_norm(prefix + q_norm, prefix + k_norm),
+        output=filler.linear([prefix + layout.output], config.output_bias),
+        attention_post_norm=filler.optional_norm(prefix, layout.attention_post_norm),
+        mlp_norm=filler.optional_norm(prefix, layout.mlp_norm),
+        gate_up=filler.linear([prefix + name for name in layout.gate_up], config.mlp_bias),
+        down=filler.linear([prefix + layout.down], config.mlp_bias),
+        mlp_post_norm=filler.optional_norm(prefix, layout.mlp_post_norm),
     )

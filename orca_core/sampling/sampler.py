@@ -3,38 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from orca_core.sampling.changes import apply_changes
-from orca_core.sampling.draw import draw, draw_filtered
+from orca_core.sampling.changes import Changes
+from orca_core.sampling.draw import Draw, plan_draw, plan_filtered_draw
+from orca_core.sampling.logprobs import LogprobsPlan, plan_logprobs, raw_logprobs
 from orca_core.sampling.rows import RawLogprobs, SampledToken, SamplingRow
+from orca_core.staging import Upload, read_back
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Where the rows stand, on the device: changed logits ``[n, vocab]``; chosen ids ``[n]``; ``peaks`` ``[n, 1]``, the
+    largest logits; ``sound`` ``[n, 1]``.
+    """
+
+    logits: torch.Tensor
+    chosen: torch.Tensor
+    peaks: torch.Tensor
+    sound: torch.Tensor
+
+    def draw(self, plan: Draw) -> torch.Tensor | None:
+        """Choose for the rows of a plan. An unsound row draws from zeros, which is safe, and is told apart later."""
+        index = plan.index.tensor
+        sound = self.sound.index_select(0, index)
+        x = plan.scaled(self.logits.index_select(0, index), self.peaks.index_select(0, index), sound)
+        ids, complete = plan.choose(x)
+        self.chosen.index_copy_(0, index, ids)
+        return None if complete is None else complete | ~sound.squeeze(-1)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """One token for each row of ``logits`` (float32 ``[n, vocab]``, any device, not modified).
 
-    A batch of greedy rows costs one argmax. A row that is unsound (see ``SampledToken``) disturbs no other.
+    What the rows ask for goes down in one copy and what was chosen comes up in one; only a filter that keeps more
+    tokens than were looked at needs a second round. A batch of greedy rows costs one argmax. A row that is unsound (see
+    ``SampledToken``) disturbs no other.
     """
-    changed = apply_changes(logits, rows)
+    if not rows:
+        return []
+    vocab = logits.shape[-1]
+    upload = Upload(logits.device)
+    changes = Changes(rows, vocab, upload)
+    plain = [i for i, row in enumerate(rows) if not row.is_greedy and not row.has_filter]
+    filtered = [i for i, row in enumerate(rows) if not row.is_greedy and row.has_filter]
+    draws = [plan_draw(rows, plain, upload)] if plain else []
+    if filtered:
+        draws.append(plan_filtered_draw(rows, filtered, vocab, upload))
+    asked = plan_logprobs(rows, vocab, upload)
+    upload.send()
+
+    choice = _most_likely_of(logits, changes)
+    complete = [choice.draw(draw) for draw in draws]
+    found = _read(choice, logits, asked, complete[-1] if filtered else None)
+    unfinished = [i for i, done in zip(filtered, found.complete, strict=True) if not done]
+    if unfinished:
+        upload = Upload(logits.device)
+        draw = plan_filtered_draw(rows, unfinished, vocab, upload, whole=True)
+        upload.send()
+        choice.draw(draw)
+        found = _read(choice, logits, asked, None)
+    return found.tokens(rows, asked)
+
+
+def _most_likely_of(logits: torch.Tensor, changes: Changes) -> _Choice:
+    changed = changes.apply(logits)
     chosen, peaks = _most_likely(changed)
     # NaN and inf win a search for the largest, and -inf does only where everything is ruled out
     sound = torch.isfinite(peaks)
     if changed is not logits:
         sound &= torch.isfinite(_most_likely(logits)[1])
-    is_sound = sound.squeeze(-1).tolist()
-    for with_filter, choose in ((False, draw), (True, draw_filtered)):
-        picked = [
-            i for i, row in enumerate(rows) if is_sound[i] and not row.is_greedy and row.has_filter is with_filter
-        ]
-        if picked:
-            index = torch.tensor(picked, device=logits.device)
-            chosen[index] = choose(changed[index], peaks[index], [rows[i] for i in picked])
-    ids = chosen.tolist()
-    return [
-        SampledToken(ids[i], True, _logprobs(logits[i], row, ids[i])) if is_sound[i] else SampledToken(0, ok=False)
-        for i, row in enumerate(rows)
-    ]
+    return _Choice(changed, chosen, peaks, sound)
 
 
 def _most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,17 +85,35 @@ def _most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, logits.gather(-1, ids.unsqueeze(-1))
 
 
-def _logprobs(logits: torch.Tensor, row: SamplingRow, token_id: int) -> RawLogprobs | None:
-    """From raw logits ``[vocab]``; ``None`` where the row asks for none. Equal ones come in order of their ids."""
-    if row.params.logprobs is None:
-        return None
-    n = min(row.params.logprobs, logits.shape[-1])
-    values = torch.log_softmax(logits, dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if n:
-        least = torch.topk(values, n).values[-1]
-        candidates = ((values >= least) & torch.isfinite(values)).nonzero().squeeze(-1)
-        order = torch.sort(values[candidates], descending=True, stable=True).indices[:n]
-        ids = candidates[order]
-        top = tuple(zip(ids.tolist(), values[ids].tolist(), strict=True))
-    return RawLogprobs((token_id, float(values[token_id])), top)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What came up. ``complete``: of the filtered rows. ``chosen_logprobs``, ``top``: of the rows that asked."""
+
+    chosen: np.ndarray
+    sound: np.ndarray
+    complete: np.ndarray
+    chosen_logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_values: np.ndarray
+
+    def tokens(self, rows: Sequence[SamplingRow], asked: LogprobsPlan | None) -> list[SampledToken]:
+        logprobs: dict[int, RawLogprobs] = {}
+        for m, i in enumerate(() if asked is None else asked.rows):
+            chosen = (int(self.chosen[i]), float(self.chosen_logprobs[m]))
+            logprobs[i] = raw_logprobs(rows[i], chosen, self.top_ids[m], self.top_values[m])
+        return [
+            SampledToken(int(token_id), True, logprobs.get(i)) if ok else SampledToken(0, ok=False)
+            for i, (token_id, ok) in enumerate(zip(self.chosen.tolist(), self.sound.flat, strict=True))
+        ]
+
+
+def _read(choice: _Choice, logits: torch.Tensor, asked: LogprobsPlan | None, complete: torch.Tensor | None) -> _Found:
+    none = torch.empty(0, device=logits.device)
+    chosen_logprobs, top_ids, top_values = none, none, none
+    if asked is not None:
+        values = asked.values(logits)
+        ids = choice.chosen.index_select(0, asked.index.tensor).unsqueeze(-1)
+        chosen_logprobs = values.gather(-1, ids).squeeze(-1)
+        top_ids, top_values = asked.best(values)
+    parts = (choice.chosen, choice.sound, none if complete is None else complete, chosen_logprobs, top_ids, top_values)
+    return _Found(*read_back(parts))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
 from orca_core.executor import LoadedModel
+from orca_core.iterations import IterationObserver
+from orca_core.scheduler import Scheduler
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import Load, ModelInfo
 from tests.core.fakes import VOCAB, FakeExecutor
@@ -28,7 +30,13 @@ class Clock:
 class Bench:
     """An engine with all its strings in the test's hand."""
 
-    def __init__(self, tokenizer: Tokenizer, **config: object) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        policy: type[Scheduler] = Scheduler,
+        on_iteration: IterationObserver | None = None,
+        **config: object,
+    ) -> None:
         self.executor = FakeExecutor()
         self.clock = Clock()
         settings = {"max_batch_size": 4, "max_batch_tokens": 32, "block_size": 4, **config}
@@ -36,6 +44,8 @@ class Bench:
             EngineConfig(**settings),  # type: ignore[arg-type]
             model=LoadedModel(self.executor, tokenizer, INFO),
             clock=self.clock,
+            policy=policy,
+            on_iteration=on_iteration,
         )
 
     def wait_for(self, seen: Callable[[Load], bool]) -> Load:

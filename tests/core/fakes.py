@@ -30,6 +30,7 @@ class FakeExecutor:
         self.batches: list[list[tuple[str, int]]] = []
         self.errors: list[Exception] = []  # raised by the coming iterations, first to last
         self.broken: set[str] = set()
+        self.recovered: list[Exception] = []  # what ``recover`` was told
         self._choose = choose
         self._gate: threading.Semaphore | None = None
         self._held = threading.Event()
@@ -52,6 +53,9 @@ class FakeExecutor:
         gate, self._gate = self._gate, None
         if gate is not None:
             gate.release(1000)
+
+    def recover(self, error: Exception) -> None:
+        self.recovered.append(error)
 
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         gate = self._gate

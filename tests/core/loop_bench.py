@@ -35,7 +35,7 @@ class LoopBench:
         self.loop = EngineLoop(
             LoadedModel(self.executor, tokenizer, info), self.scheduler, self.kv, clock=lambda: self.now,
             max_stream_backlog=max_stream_backlog, on_end=lambda name: self.ended.update([name]),
-            on_books=lambda load: None,
+            on_books=lambda _: None,
         )  # fmt: skip
 
     def submit(self, spec: GenerationRequest) -> str:

@@ -85,7 +85,8 @@ def test_a_thousand_streams_that_are_left(engine: Engine) -> None:
     again = engine.generate([[5] * 30], SamplingParams(max_new_tokens=20, ignore_eos=True))[0]
     load = engine.load()
     assert again.token_ids == last.token_ids
-    # the prompt is cached but for its end, so an iteration a token: nobody else's work was done beside it
+    # of the prompt 28 tokens were cached; an iteration a token, then: nobody else's work was done beside it
+    assert again.usage.cached_prompt_tokens == 28
     assert load.iterations - before == 20
     assert (load.reserved_slots, load.used_slots, load.queued_slots, load.waiting, load.running) == (0, 0, 0, 0, 0)
     gc.collect()

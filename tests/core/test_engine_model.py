@@ -174,3 +174,16 @@ def test_the_worst_batch_has_the_worst_shape_over_one_block() -> None:
     assert {block for span in batch.spans for block in span.blocks} == {0}
     assert [len(span.blocks) for span in batch.spans] == [13] * 4
     assert batch.positions.max() == 99
+
+
+@pytest.mark.parametrize(("n_requests", "n_tokens", "context", "rows"), [
+    (4, 32, 100, [29, 1, 1, 1]), (4, 32, 12, [12, 12, 7, 1]), (3, 30, 10, [10, 10, 10]), (5, 5, 8, [1] * 5),
+    (1, 4, 4, [4]),
+])  # fmt: skip
+def test_the_worst_batch_has_all_the_rows_there_may_be(
+    n_requests: int, n_tokens: int, context: int, rows: list[int]
+) -> None:
+    """D10: though no request is long enough to have them alone."""
+    batch = worst_batch(n_requests, n_tokens, context, 8, torch.device("cpu"), vocab_size=7)
+    assert [span.n_tokens for span in batch.spans] == rows
+    assert len(set(batch.spans[0].request.token_ids)) == min(context, 7)

@@ -64,6 +64,31 @@ def test_on_a_gpu_others_and_the_peak_are_taken_off() -> None:
     reading = MemoryReading(total=80 * GIB, available=50 * GIB, used_by_us=10 * GIB)
     assert kv_budget_cuda(reading, 2 * GIB, config(memory_utilization=1.0)) == (80 - 20 - 10 - 2) * GIB
     assert kv_budget_cuda(MemoryReading(8 * GIB, 0, GIB), GIB, config()) == 0
+    for free in range(9):  # never negative, never more than there is
+        for peak in (0, GIB, 20 * GIB):
+            budget = kv_budget_cuda(MemoryReading(8 * GIB, free * GIB, (8 - free) * GIB // 2), peak, config())
+            assert 0 <= budget <= free * GIB
+
+
+def test_engines_that_share_a_gpu_each_get_their_part() -> None:
+    """Each was told 0.45; the second one starts when the first has taken all of its own, and finds as much."""
+    ours = 5 * GIB  # weights
+    first = kv_budget_cuda(MemoryReading(100 * GIB, 95 * GIB, ours), GIB, config(memory_utilization=0.45))
+    assert first == (45 - 5 - 1) * GIB
+    free = 100 * GIB - (first + GIB + ours) - ours
+    second = kv_budget_cuda(MemoryReading(100 * GIB, free, ours), GIB, config(memory_utilization=0.45))
+    assert abs(second - first) < 10
+
+
+def test_the_pool_of_a_gpu_has_blocks_of_256_and_one_more_for_padding() -> None:
+    gpu = EngineConfig(max_batch_size=4, max_batch_tokens=64)
+    for extra in (0, 1):
+        budget = 20 * 256 * SHAPE.bytes_per_slot
+        n_slots = decide_n_slots(gpu, SHAPE, 100_000, budget, "cuda:0", extra_blocks=extra)
+        assert n_slots == (20 - 4 - extra) * 256
+    with pytest.raises(InsufficientMemoryError) as caught:
+        decide_n_slots(gpu, SHAPE, 100_000, 1000, "cuda:1", extra_blocks=1)
+    assert caught.value.needed_bytes == 6 * 256 * SHAPE.bytes_per_slot
 
 
 def test_a_container_limit_counts_where_it_is_lower(tmp_path: Path) -> None:

@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from orca_core.sampling import SampledToken, SamplingRow, sample, uniform
-from orca_core.sampling.changes import apply_changes
+from orca_core.sampling.changes import Changes
+from orca_core.staging import Upload
 from tests.core.sampling_rows import INF, VOCAB, kept, one, random_logits, row
 
 # ---- penalties, bias, ban
 
 
 def after(logits: torch.Tensor, r: SamplingRow) -> torch.Tensor:
-    return apply_changes(logits, [r])
+    upload = Upload(logits.device)
+    changes = Changes([r], logits.shape[-1], upload)
+    upload.send()
+    return changes.apply(logits)
 
 
 def test_repetition_penalty_as_in_transformers() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
 import transformers
 
@@ -32,7 +30,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "beta_fast": 16.0, "beta_slow": 2.0,
     },
 }  # fmt: skip
-_SHARED: dict[str, Any] = {
+SHARED: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 2,
     "initializer_range": 0.3,
@@ -41,84 +39,34 @@ _SHARED: dict[str, Any] = {
 
 def tiny_llama(**changes: Any) -> transformers.LlamaForCausalLM:
     """4 query heads share 2 key heads, each of size 12."""
-    options = {**_SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": ROPES["default"]}
-    return _randomised(transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**options, **changes})))
+    options = {**SHARED, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": ROPES["default"]}
+    return randomised(transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**options, **changes})))
 
 
 def tiny_qwen3(**changes: Any) -> transformers.Qwen3ForCausalLM:
     """6 query heads share 2 key heads, each of size 16, which is not hidden_size / heads."""
     options = {
-        **_SHARED, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
+        **SHARED, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }  # fmt: skip
-    return _randomised(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**options, **changes})))
+    return randomised(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**options, **changes})))
 
 
-def _randomised(model: Any) -> Any:
+def randomised(model: Any, norm_mean: float = 1.0) -> Any:
     """Norm weights and biases start as ones and zeros, which would hide a mix-up."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
-            else:
-                parameter.copy_(0.25 * torch.randn(parameter.shape, generator=generator))
+            is_norm = "norm" in name or ".ln_" in name
+            mean, spread = (norm_mean, 0.3) if is_norm and name.endswith("weight") else (0.0, 0.25)
+            parameter.copy_(mean + spread * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 
 
-def load(path: Path, dtype: str = "float32") -> Decoder:
+def load(path: Path, dtype: str = "float32", max_model_len: int | None = None) -> Decoder:
     """The decoder of this project for a folder or file."""
-    return load_model(resolve_source(str(path)), dtype=dtype, device=torch.device("cpu"))
-
-
-def write_gguf(model: Any, path: Path, *, rope_freqs: np.ndarray | None = None, **metadata: Any) -> Path:
-    """A GGUF file of the model as llama.cpp's converter lays it out: float32, q and k of llama permuted."""
-    config = model.config
-    arch = config.model_type
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
-    writer.add_eos_token_id(config.eos_token_id)
-    for key, value in metadata.items():
-        getattr(writer, f"add_{key}")(value)
-    names = gguf.get_tensor_name_map(
-        gguf.MODEL_ARCH.LLAMA if arch == "llama" else gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers
-    )
-    tied = config.tie_word_embeddings
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and tied:
-            continue
-        values = tensor.float().numpy()
-        if arch == "llama" and "q_proj" in name:
-            values = _permuted(values, config.num_attention_heads)
-        if arch == "llama" and "k_proj" in name:
-            values = _permuted(values, config.num_key_value_heads)
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None, name
-        writer.add_tensor(target, np.ascontiguousarray(values))
-    if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _permuted(values: np.ndarray, n_heads: int) -> np.ndarray:
-    """[head, half, pair] -> [head, pair, half]: llama.cpp rotates neighbours, transformers rotates halves."""
-    halves = values.reshape(n_heads, 2, values.shape[0] // n_heads // 2, *values.shape[1:])
-    return halves.swapaxes(1, 2).reshape(values.shape)
+    source = resolve_source(str(path))
+    return load_model(source, dtype=dtype, device=torch.device("cpu"), max_model_len=max_model_len)
 
 
 class Driver:

@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
+from transformers import GemmaTokenizer, LlamaTokenizer, PreTrainedTokenizerFast, T5Tokenizer
 
 from orca_core.source import ModelSource
 from orca_core.tokenizer import Tokenizer
@@ -63,6 +63,35 @@ def save_wordpiece(folder: Path, chat_template: str | None = None) -> Path:
     return _save(backend, folder, chat_template)
 
 
+SPM_WORDS: Final = (
+    "▁", "▁the", "▁a", "▁cat", "the", "s", "t", "h", "e", "a", "c", "é", "▁é", "日", ".", "th", "▁▁", "▁▁▁", "\n",
+)  # fmt: skip
+SPM_BYTES: Final = tuple(f"<0x{i:02X}>" for i in range(256))
+_SPM_MERGES: Final = [("▁", "é"), ("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("▁", "▁")]
+
+
+def save_llama2(folder: Path) -> Path:
+    """As transformers builds it: the space before the first word comes from Metaspace, once a text."""
+    vocab = {token: i for i, token in enumerate(("<unk>", "<s>", "</s>", *SPM_BYTES, *SPM_WORDS))}
+    LlamaTokenizer(vocab=vocab, merges=_SPM_MERGES).save_pretrained(str(folder))
+    return folder
+
+
+def save_gemma(folder: Path) -> Path:
+    """Byte fallback too, but no space before the first word and none taken off a decode."""
+    special = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
+    vocab = {token: i for i, token in enumerate((*special, *SPM_BYTES, *SPM_WORDS))}
+    GemmaTokenizer(vocab=vocab, merges=_SPM_MERGES).save_pretrained(str(folder))
+    return folder
+
+
+def save_t5(folder: Path) -> Path:
+    """Unigram; what it cannot spell is one unknown token, and all white space is one space."""
+    vocab = [(token, -float(i)) for i, token in enumerate(("<pad>", "</s>", "<unk>", *SPM_WORDS))]
+    T5Tokenizer(vocab=vocab, extra_ids=3).save_pretrained(str(folder))
+    return folder
+
+
 def _save(backend: Backend, folder: Path, chat_template: str | None) -> Path:
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     backend.add_tokens([AddedToken("<tool use>", special=False)])
@@ -98,11 +127,29 @@ def wordpiece_tokenizer(folder: Path) -> Tokenizer:
     return load(save_wordpiece(folder))
 
 
+def llama2_tokenizer(folder: Path) -> Tokenizer:
+    """See ``save_llama2``."""
+    return load(save_llama2(folder))
+
+
+def gemma_tokenizer(folder: Path) -> Tokenizer:
+    """See ``save_gemma``."""
+    return load(save_gemma(folder))
+
+
+def t5_tokenizer(folder: Path) -> Tokenizer:
+    """See ``save_t5``."""
+    return load(save_t5(folder))
+
+
 FAMILIES: Final = {
     "byte_level": byte_level_tokenizer,
     "sentencepiece": sentencepiece_tokenizer,
     "metaspace": metaspace_tokenizer,
     "wordpiece": wordpiece_tokenizer,
+    "llama2": llama2_tokenizer,
+    "gemma": gemma_tokenizer,
+    "t5": t5_tokenizer,
 }
 
 

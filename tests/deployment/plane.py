@@ -9,6 +9,7 @@ from typing import Any
 
 from deployment.dispatcher import Dispatcher, DispatchSettings
 from deployment.headroom import HeadroomBook
+from deployment.metrics import IngressMetrics, Silent
 from deployment.resuming import Resumed, ResumingStream, StreamSettings
 from orca_core.types import GenerationRequest
 from tests.deployment.stepping import FarReplica, FarReplicas
@@ -80,6 +81,7 @@ class Plane:
             DispatchSettings(INTERVAL_S, SILENCE_S, max_requests, max_slots, overtaking_s, max_overtakers),
             self.book,
             clock,
+            IngressMetrics(Silent()),
         )
         self.settings = StreamSettings(max_resumes, max_backlog)
         self.clients: list[Client] = []
@@ -100,7 +102,7 @@ class Plane:
         now = self.clock.now
         return ResumingStream(
             request, f"client-{name}", self.dispatcher, self.settings, self.clock,
-            arrived_at=now, deadline=now + timeout_s, **given,
+            on_resume=lambda: None, arrived_at=now, deadline=now + timeout_s, **given,
         )  # fmt: skip
 
     def ask(self, *args: Any, **given: Any) -> Client:

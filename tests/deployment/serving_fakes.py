@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from deployment.parcels import Accepted, Parcel, Rejected, Standing, pack
+from deployment.parcels import Accepted, LineDepth, Parcel, Rejected, Standing, pack
 from deployment.replica import ReplicaReport
 from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Load, Timings, Usage
 from tests.deployment.stepping import INFO
@@ -87,6 +87,7 @@ class FakeReplicas:
         self.n_free = 10**9
         self.cut_after: int | None = None
         self.error: Exception | None = None
+        self.submit_error: Exception | None = None
         self.streams: list[FakeStream] = []
         self.links: dict[str, FakeParcels] = {}
         self.begun = asyncio.Event()
@@ -109,6 +110,8 @@ class FakeReplicas:
     async def submit(
         self, replica: str, link_id: str, request: GenerationRequest, client_request_id: str
     ) -> Accepted | Rejected:
+        if self.submit_error is not None:
+            raise self.submit_error
         self.streams.append(FakeStream(request))
         self.links[link_id].play(self.streams[-1])
         self.begun.set()
@@ -120,7 +123,7 @@ class FakeReplicas:
             if stream.request.request_id in request_ids:
                 stream.cancel()
 
-    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
+    async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
         self.n_reports += 1
         return [
             ReplicaReport(f"replica-{number}", info, Load(n_slots=info.n_slots), 0.0)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from deployment.parcels import Accepted, Parcel, Pinned, Rejected
+from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected
 from deployment.replica import Replica, ReplicaReport
 from orca_core.channel import Channel, Outbox
 from orca_core.errors import EngineDeadError, OrcaError, OverloadedError, RequestCancelledError, UnavailableError
@@ -193,6 +193,7 @@ class FarReplica:
         self.submit_waits: asyncio.Event | None = None  # a slow network, on the way there
         self.answer_waits: asyncio.Event | None = None  # or back
         self.n_submits = 0
+        self.submit_error: Exception | None = None
 
     def freeze(self) -> None:
         """SIGSTOP."""
@@ -234,10 +235,10 @@ class FarReplicas:
             self.all[replica.name] = replica
             self.names.add(replica.name)
 
-    async def reports(self, ingress_id: str) -> list[ReplicaReport]:
+    async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
         self.n_reports += 1
         asked = [self.all[name] for name in sorted(self.names)]
-        return [await far.replica.report(ingress_id) for far in asked if far.runs]
+        return [await far.replica.report(ingress_id, line) for far in asked if far.runs]
 
     def attach(self, replica: str, ingress_id: str, link_id: str) -> FarStream:
         self.streams.append(FarStream(self.all[replica], ingress_id, link_id))
@@ -255,6 +256,8 @@ class FarReplicas:
         await far.answers.wait()
         if far.is_dead:
             raise ConnectionError("the actor died")
+        if far.submit_error is not None:
+            raise far.submit_error
         answer = await far.replica.submit(Pinned(replica), request, link_id, client_request_id)
         if far.answer_waits is not None:
             await far.answer_waits.wait()

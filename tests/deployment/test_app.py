@@ -57,6 +57,10 @@ def test_a_range_of_replicas_scales() -> None:
     scaling = options["autoscaling_config"]
     assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 5)
     assert "num_replicas" not in options
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0), "Serve would wait on top of our policy"
+    assert scaling.policy.policy_function == "deployment.autoscaling.QueueDepthPolicy"
+    assert scaling.metrics_interval_s == AppConfig().autoscaling.interval_s
+    assert options["graceful_shutdown_timeout_s"] >= AppConfig().limits.max_request_seconds, "who leaves, finishes"
 
 
 def test_calls_go_where_the_ingress_says() -> None:

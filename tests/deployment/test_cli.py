@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from deployment.auth import ApiKeys
 from deployment.cli.main import main
 from deployment.cli.progress import Progress
+from deployment.serve_file import load_serve_file
 from orca_core.errors import OverloadedError
 from tests.deployment.fake_service import MODEL, WORDS
 from tests.deployment.grpc_server import FakeIngress, serving
 
 TEXT = "".join(WORDS)
+up_module = import_module("deployment.cli.up")
 
 
 @pytest.fixture
@@ -224,6 +228,45 @@ def test_up_refuses_a_model_that_is_nowhere(capsys: pytest.CaptureFixture[str]) 
     status, out, err = run(capsys, "up", "--model", "nothing-here", "--http-port", ports[0], "--grpc-port", ports[1])
     assert (status, out) == (1, "")
     assert "cannot load model 'nothing-here'" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("where", ["option", "environment"])
+def test_generate_sends_the_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "keys").write_text("sk-right\n")
+    service = FakeIngress()
+    service.keys = ApiKeys(tmp_path / "keys")
+    with serving(service) as address:
+        status, _, err = run(capsys, "generate", "Hi", "--address", address)
+        assert (status, "missing or unknown API key" in err) == (1, True)
+        if where == "environment":
+            monkeypatch.setenv("ORCA_API_KEY", "sk-right")
+        option = ("--api-key", "sk-right") if where == "option" else ()
+        assert run(capsys, "generate", "Hi", "--address", address, *option)[:2] == (0, TEXT + "\n")
+        assert run(capsys, "status", "--json", "--address", address, *option)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "with_keys", "warns"),
+    [("127.0.0.1", False, False), ("0.0.0.0", False, True), ("0.0.0.0", True, False), ("localhost", False, False)],
+)
+def test_up_warns_of_an_open_door(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, host: str, with_keys: bool, warns: bool
+) -> None:
+    (tmp_path / "keys").write_text("sk-right\n")
+    keys = str(tmp_path / "keys") if with_keys else None
+    up_module._say_next(load_serve_file("local-cpu").with_overrides(host=host, api_keys_file=keys))
+    said = capsys.readouterr().err
+    assert ("without API keys" in said) == warns
+    assert ("--api-key KEY" in said) == with_keys
+
+
+def test_up_hands_on_a_path_the_ingress_will_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("sk-right\n")
+    monkeypatch.chdir(tmp_path)
+    file = up_module._with_readable_keys(load_serve_file("local-cpu").with_overrides(api_keys_file="keys"))
+    assert file.app.auth.api_keys_file == str(tmp_path / "keys")
 
 
 def test_interrupt_cancels_the_call() -> None:

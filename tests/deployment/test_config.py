@@ -18,7 +18,7 @@ from deployment.serve_file import (
     packaged_config_names,
     parse_serve_text,
 )
-from orca_core.config import EMBEDDED_MODEL
+from orca_core.config import EMBEDDED_MODEL, EngineConfig
 from orca_core.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"applications": [{"import_path": "deployment.app:build", "args": {}}]}
@@ -54,11 +54,19 @@ def test_is_frozen() -> None:
         ({"engine": 3}, "engine", "must be a mapping"),
         ({"engine": {"max_batch_size": 0}}, "engine.max_batch_size", "greater than or equal to 1"),
         ({"engine": {"max_batch_size": "many"}}, "engine.max_batch_size", "must be a valid integer"),
-        ({"engine": {"max_batch_size": 600}}, "engine.max_batch_tokens", "at least max_batch_size (600)"),
+        (
+            {"engine": {"max_batch_size": 600, "max_batch_tokens": 512}},
+            "engine.max_batch_tokens",
+            "at least max_batch_size (600)",
+        ),
         ({"engine": {"n_slots": "some"}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 8}}, "engine.n_slots", "engine.block_size (16)"),
+        ({"engine": {"n_slots": 200}, "replicas": {"num_gpus": 1}}, "engine.n_slots", "engine.block_size (256)"),
+        ({"engine": {"block_size": 0}}, "engine.block_size", "must be auto or an integer"),
+        ({"engine": {"block_size": 16}, "replicas": {"num_gpus": 1}}, "engine.block_size", "multiple of 256"),
+        ({"engine": {"block_size": 128, "device": "cuda"}, "replicas": {"num_gpus": 1}}, "engine.block_size", "256"),
         ({"engine": {"device": "tpu"}}, "engine.device", "'auto', 'cpu' or 'cuda'"),
         ({"engine": {"device": "cuda"}}, "replicas.num_gpus", "above 0"),
         ({"engine": {"device": "cpu"}, "replicas": {"num_gpus": 1}}, "replicas.num_gpus", "must be 0"),
@@ -75,7 +83,7 @@ def test_is_frozen() -> None:
         ({"replicas": {"num_cpus": float("nan")}}, "replicas.num_cpus", "finite"),
         ({"limits": {"max_logprobs": 21}}, "limits.max_logprobs", "less than or equal to 20"),
         ({"limits": {"max_stop_strings": 17}}, "limits.max_stop_strings", "less than or equal to 16"),
-        ({"auth": {"api_keys_file": "keys"}}, "auth.api_keys_file", "cannot check API keys"),
+        ({"auth": {"api_keys_file": ""}}, "auth.api_keys_file", "at least 1 character"),
     ],
 )
 def test_refusals_name_the_field(args: dict[str, Any], field: str, words: str) -> None:
@@ -88,8 +96,10 @@ def test_refusals_name_the_field(args: dict[str, Any], field: str, words: str) -
 
 def test_keys_from_the_environment_are_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCA_API_KEYS_FILE", "/some/file")
-    with pytest.raises(ConfigError, match=r"auth\.api_keys_file"):
-        AppConfig.parse({})
+    assert AppConfig.parse({}).auth.api_keys_file == "/some/file"
+    assert AppConfig.parse({"auth": {"api_keys_file": "/other"}}).auth.api_keys_file == "/other"
+    monkeypatch.setenv("ORCA_API_KEYS_FILE", "")
+    assert AppConfig.parse({}).auth.api_keys_file is None
 
 
 def test_empty_sections_are_defaults() -> None:
@@ -109,6 +119,13 @@ def test_empty_sections_are_defaults() -> None:
 def test_model_id_from_source(source: str, model_id: str) -> None:
     assert AppConfig.parse({"model": {"source": source}}).model.id == model_id
     assert AppConfig.parse({"model": {"source": source, "id": "mine"}}).model.id == "mine"
+
+
+def test_a_block_has_the_size_its_device_takes() -> None:
+    assert AppConfig().engine_config().block_size_on("cpu") == 16
+    config = AppConfig.parse({"engine": {"block_size": 512, "cuda_graphs": False}, "replicas": {"num_gpus": 1}})
+    assert config.engine_config().block_size_on("cuda") == 512
+    assert not config.engine_config().cuda_graphs
 
 
 def test_engine_config_carries_everything() -> None:
@@ -156,8 +173,7 @@ def test_overrides_leave_the_original_alone() -> None:
     assert yaml.safe_dump(file.document) == before
     assert (other.app.model.id, other.app.replicas.min, other.app.replicas.max) == ("tiny", 3, 3)
     assert (other.host, other.http_port, other.grpc_port) == ("0.0.0.0", 1, 2)
-    with pytest.raises(ConfigError, match=r"auth\.api_keys_file"):
-        file.with_overrides(api_keys_file="keys")
+    assert file.with_overrides(api_keys_file="/keys").app.auth.api_keys_file == "/keys"
 
 
 @pytest.mark.parametrize(
@@ -225,3 +241,9 @@ def test_a_replica_is_not_lost_before_it_could_have_said_something() -> None:
     with pytest.raises(ConfigError, match=r"failover\.silence_s: must be at least 4 times .* \(2\)"):
         AppConfig.parse({"replicas": {"load_report_interval_s": 2.0}})
     AppConfig.parse({"replicas": {"load_report_interval_s": 2.0}, "failover": {"silence_s": 8.0}})
+
+
+def test_how_many_tokens_an_iteration_has_by_itself() -> None:
+    assert [EngineConfig().batch_tokens_on(device) for device in ("cpu", "cuda")] == [128, 4096]
+    assert AppConfig.parse({"engine": {"max_batch_size": 600}}).engine_config().batch_tokens_on("cpu") == 600
+    assert AppConfig.parse({"engine": {"max_batch_tokens": 64}}).engine_config().batch_tokens_on("cuda") == 64

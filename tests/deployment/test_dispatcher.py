@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from deployment.links import ALONE_UNTIL_MISSES
+from deployment.sender import MAX_FAILURES
 from orca_core.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -644,6 +645,31 @@ async def test_a_replica_that_sends_parcels_and_no_answer_is_given_up_for_the_re
     assert busy.submit_waits is not None
     busy.submit_waits.set()
     await settle()
+    plane.assert_idle()
+
+
+async def test_a_submission_that_fails_is_tried_elsewhere_then(make: Make) -> None:
+    plane = await ready(make, "a", "b")
+    plane.replicas.all["a"].submit_error = ConnectionError("lost on the way")
+    clients = [plane.ask() for _ in range(6)]
+    await plane.run_out()
+    for client in clients:
+        assert_undisturbed(client)
+    assert all(client.got[0].replica == "b" for client in clients)
+    plane.assert_idle()
+
+
+async def test_a_submission_that_always_fails_ends_and_nobody_spins(make: Make) -> None:
+    plane = await ready(make, "a")
+    far = plane.replicas.all["a"]
+    far.submit_error = TypeError("a bug")
+    client = plane.ask()
+    await settle()
+    assert far.n_submits == 1  # not again before the replica has said something
+    for _ in range(MAX_FAILURES + 1):
+        await plane.beat()
+    assert far.n_submits == MAX_FAILURES + 1
+    assert isinstance(client.error, TypeError)
     plane.assert_idle()
 
 

@@ -285,11 +285,8 @@ async def test_a_dead_replica_is_unavailable(last_chance: Ingress, replicas: Fak
 
 
 async def test_an_unknown_error_says_nothing_but_the_id(ingress: Ingress, replicas: FakeReplicas) -> None:
-
-    async def broken(*_: object) -> None:
-        raise InternalError("r.1") from ValueError("the secret prompt")
-
-    replicas.submit = broken  # type: ignore[assignment]
+    replicas.submit_error = InternalError("r.1")
+    replicas.submit_error.__cause__ = ValueError("the secret prompt")
     with pytest.raises(InternalError) as caught:
         await read(ingress, a_call(client_request_id="mine"))
     assert "secret" not in str(caught.value)
@@ -301,9 +298,9 @@ async def test_the_replica_is_told_what_is_left_of_the_deadline(
 ) -> None:
     real = replicas.reports
 
-    async def slow(ingress_id: str) -> Any:
+    async def slow(*args: Any) -> Any:
         clock.now += 3.0
-        return await real(ingress_id)
+        return await real(*args)
 
     replicas.reports = slow  # type: ignore[method-assign]
     await read(ingress, a_call(timeout_s=10.0))

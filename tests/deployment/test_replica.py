@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployment.parcels import Accepted, Parcel, Pinned, Rejected, unpack
-from deployment.replica import LEASE_S, Replica
+from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected, unpack
+from deployment.replica import LEASE_S, LINE_FRESH_S, Replica
 from deployment.served_replica import share_of_node, use_threads
 from orca_core.errors import EngineDeadError, InvalidRequestError, RequestCancelledError
 from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Health, Load
@@ -236,6 +236,22 @@ async def test_reports(bench: Bench) -> None:
     assert (report.taken_at, report.well) == (12.0, True)
     assert pickle.loads(pickle.dumps(report)) == report
     await parcels.aclose()
+
+
+async def test_the_autoscaler_hears_of_load_and_lines(bench: Bench) -> None:
+    now = [100.0]
+    replica = Replica(bench.engine, "a", lambda: now[0])
+    await replica.report("ingress-1", LineDepth(300, 3))
+    await replica.report("ingress-2", LineDepth(40, 1))
+    await replica.report("ingress-1", LineDepth(200, 2))
+    bench.engine.submit(a_request())
+    stats = await replica.record_autoscaling_stats()
+    assert stats["orca_reserved_slots"] == 5
+    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (240, 3)
+    now[0] += LINE_FRESH_S + 0.1
+    await replica.report("ingress-2", LineDepth(0, 0))
+    stats = await replica.record_autoscaling_stats()
+    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (0, 0), "an ingress that died leaves no queue"
 
 
 async def test_health_is_the_engines() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployment import broadcast, replica_set
-from deployment.parcels import Accepted, Pinned
+from deployment.parcels import NOTHING_WAITS, Accepted, Pinned
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
 from orca_core.types import CancelOutcome, GenerationRequest, Load
@@ -88,7 +88,7 @@ def report(name: str) -> ReplicaReport:
 async def test_a_replica_that_hangs_hides_no_other() -> None:
     hung, lost = Result(None), Result(RuntimeError("gone"))
     replicas = ServeReplicaSet(Handle([Result(report("a")), hung, lost, Result(report("b"))]))
-    assert [each.replica for each in await replicas.reports("me")] == ["a", "b"]
+    assert [each.replica for each in await replicas.reports("me", NOTHING_WAITS)] == ["a", "b"]
     assert hung.cancelled
 
 
@@ -98,7 +98,7 @@ async def test_a_cancel_reaches_who_can_be_reached() -> None:
 
 
 async def test_nobody_there() -> None:
-    assert await ServeReplicaSet(Handle(None)).reports("me") == []
+    assert await ServeReplicaSet(Handle(None)).reports("me", NOTHING_WAITS) == []
     assert await ServeReplicaSet(Handle([])).cancel("mine") is CancelOutcome.NOT_FOUND
 
 

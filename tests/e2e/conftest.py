@@ -10,19 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
 
+from deployment.haproxy import free_range
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 
 READY_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 60.0
-SETTLE_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 120.0
+SETTLE_TIMEOUT_S = 60.0
 MARK = "ORCA_TEST_RUN"
 """Environment variable that tells the processes of one service from all others."""
 CONFIG = """
@@ -37,17 +37,8 @@ applications:
     args:
       engine: {device: cpu, n_slots: 2048, max_model_len: 1024}
       replicas: {min: 2, max: 2, num_cpus: 1, load_report_interval_s: 0.25}
-      drain: {timeout_s: 10}
+      drain: {timeout_s: 90}
 """
-
-
-def free_ports(n: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def marked_processes(mark: str) -> dict[int, str]:
@@ -64,13 +55,16 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 @dataclass
 class Server:
-    """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group."""
+    """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group; ``log``: what it
+    said on stderr.
+    """
 
     process: subprocess.Popen[str]
     http_port: int
     grpc_port: int
     channel: grpc.Channel
     stub: OrcaServiceStub
+    log: Path
 
     @property
     def target(self) -> str:
@@ -93,11 +87,13 @@ class Server:
             time.sleep(0.05)
 
 
-def start(folder: Path, front: str, extra_environment: dict[str, str] | None = None, text: str = CONFIG) -> Server:
-    """``orca-serve up`` until it says ready. ``front``: throughput or proxy. ``text``: of the config."""
+def start(
+    folder: Path, front: str, extra_environment: dict[str, str] | None = None, config_text: str = CONFIG
+) -> Server:
+    """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
-    config.write_text(text)
-    http_port, grpc_port = free_ports(2)
+    config.write_text(config_text)
+    http_port, grpc_port = free_range(2)
     command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     command += ["--plain-proxy"] if front == "proxy" else []
@@ -120,7 +116,7 @@ def start(folder: Path, front: str, extra_environment: dict[str, str] | None = N
             process.terminate()
         pytest.fail(f"the service did not start: {line}{log.read_text()[-3000:]}")
     channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}")
-    return Server(process, http_port, grpc_port, channel, OrcaServiceStub(channel))
+    return Server(process, http_port, grpc_port, channel, OrcaServiceStub(channel), log)
 
 
 def stop(server: Server) -> int:

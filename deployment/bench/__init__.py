@@ -1,0 +1,1 @@
+"""Measurements behind ``orca-serve bench``. Nothing here is imported by what serves."""

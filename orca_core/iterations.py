@@ -1,0 +1,54 @@
+"""What one iteration did, for whoever watches: metrics, benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orca_core.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPart:
+    """One request in an iteration. ``n_tokens``: rows it had; ``initiation``: they were rows of its prompt."""
+
+    request_id: str
+    n_tokens: int
+    initiation: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One finished iteration, from the choice of its batch to its tokens being handed on.
+
+    ``started_s``, ``ended_s``: seconds on the engine's clock. ``parts``: in the order of their rows.
+    """
+
+    started_s: float
+    ended_s: float
+    parts: tuple[IterationPart, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.ended_s - self.started_s
+
+    @property
+    def n_tokens(self) -> int:
+        """Rows of the whole batch."""
+        return sum(part.n_tokens for part in self.parts)
+
+
+IterationObserver = Callable[[Iteration], None]
+"""Called by the loop thread after each iteration that succeeded. It must neither block nor raise."""
+
+
+def describe_iteration(batch: Batch, started_s: float, ended_s: float) -> Iteration:
+    """The record of a batch that was run."""
+    parts = (
+        IterationPart(
+            span.request.request_id, span.n_tokens, span.context - span.n_tokens < span.request.n_prompt_tokens
+        )
+        for span in batch.spans
+    )
+    return Iteration(started_s, ended_s, tuple(parts))
