@@ -19,7 +19,7 @@ from orca_core.errors import OrcaError, UnavailableError
 _log = logging.getLogger(__name__)
 
 MAX_FAILURES: Final = 10
-"""Submissions of one request that may fail. That replicas are full or lost is not its fault, but a call that fails again
+"""Submissions of one request that may fail. That replicas are full or lost is not its fault; a call that fails again
 and again may be."""
 
 
