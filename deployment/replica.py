@@ -18,7 +18,10 @@ from orca_core.errors import EngineDeadError, OverloadedError
 from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
 
 LEASE_S: Final = 15.0
-"""An ingress that has not asked for a report for so long is given up: nobody reads what is computed for it."""
+"""An ingress that has not asked for a report for so long, nor for ``LEASE_BEATS`` heartbeats, is given up: nobody reads
+what is computed for it."""
+
+LEASE_BEATS: Final = 6.0
 
 LINE_FRESH_S: Final = 5.0
 """What an ingress said of its line counts for so long: one that has died must not leave a queue behind."""
@@ -179,7 +182,7 @@ class Replica:
 
     def _end_leases(self) -> None:
         """A dead ingress does not always end its stream: whoever has not asked for long is given up."""
-        oldest = self._monotonic() - LEASE_S
+        oldest = self._monotonic() - max(LEASE_S, LEASE_BEATS * self._heartbeat_s)
         for ingress_id in [name for name, each in self._attached.items() if each.heard_at < oldest]:
             self._attached.pop(ingress_id).outlet.close()
 
@@ -214,7 +217,7 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Polled by Serve where the number of replicas may change, and handed to the policy in the controller."""
-        oldest = self._clock() - LINE_FRESH_S
+        oldest = self._clock() - max(LINE_FRESH_S, LEASE_BEATS * self._heartbeat_s)
         self._lines = {ingress: said for ingress, said in self._lines.items() if said[1] >= oldest}
         lines = [line for line, _ in self._lines.values()]
         return scaling_stats(

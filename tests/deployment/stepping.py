@@ -179,12 +179,17 @@ class FarReplica:
     """A real ``Replica`` over a stepping engine, as if it were in another process that can be killed and frozen."""
 
     def __init__(
-        self, name: str, n_slots: int = INFO.n_slots, max_batch_size: int = 16, clock: Callable[[], float] | None = None
+        self,
+        name: str,
+        n_slots: int = INFO.n_slots,
+        max_batch_size: int = 16,
+        clock: Callable[[], float] | None = None,
+        heartbeat_s: float = 3600.0,
     ) -> None:
         self.name = name
         self.engine = SteppingEngine(n_slots, max_batch_size)
         monotonic = clock or (lambda: asyncio.get_running_loop().time())
-        self.replica = Replica(self.engine, name, lambda: 0.0, heartbeat_s=3600.0, monotonic=monotonic)
+        self.replica = Replica(self.engine, name, lambda: 0.0, heartbeat_s=heartbeat_s, monotonic=monotonic)
         self.is_dead = False
         self.streams: list[FarStream] = []
         self.when_thawed: list[Callable[[], object]] = []

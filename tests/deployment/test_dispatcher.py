@@ -736,7 +736,7 @@ async def test_links_work_while_serve_knows_of_no_replica(make: Make) -> None:
 async def test_a_replica_frees_what_a_dead_ingress_had(make: Make) -> None:
     now = Clock(0.0)
     replicas = FarReplicas()
-    replicas.add(FarReplica("a", clock=now))
+    replicas.add(FarReplica("a", clock=now, heartbeat_s=1.0))
     plane, other = make(replicas), make(replicas)
     for each in (plane, other):
         await each.poll()

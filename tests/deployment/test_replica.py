@@ -27,10 +27,10 @@ def a_request(request_id: str = "r1", max_new_tokens: int = 3) -> GenerationRequ
 class Bench:
     """A replica and one ingress's stream from it."""
 
-    def __init__(self, n_slots: int = 128) -> None:
+    def __init__(self, n_slots: int = 128, heartbeat_s: float = 3600.0) -> None:
         self.engine = SteppingEngine(n_slots)
         self.clock = Clock(0.0)
-        self.replica = Replica(self.engine, "a", lambda: 12.0, heartbeat_s=3600.0, monotonic=self.clock)
+        self.replica = Replica(self.engine, "a", lambda: 12.0, heartbeat_s=heartbeat_s, monotonic=self.clock)
 
     async def attach(self, ingress: str = "i", link: str = "link") -> AsyncGenerator[Parcel, None]:
         parcels = self.replica.attach(HERE, ingress, link)
@@ -199,7 +199,8 @@ async def test_every_ingress_hears_that_slots_are_free(bench: Bench) -> None:
         await parcels.aclose()
 
 
-async def test_an_ingress_that_shows_no_life_is_given_up(bench: Bench) -> None:
+async def test_an_ingress_that_shows_no_life_is_given_up() -> None:
+    bench = Bench(heartbeat_s=1.0)
     silent, lives = await bench.attach(), await bench.attach("other", "o")
     await bench.submit(a_request("r1"))
     await bench.submit(a_request("r2"), link="o")
@@ -213,6 +214,13 @@ async def test_an_ingress_that_shows_no_life_is_given_up(bench: Bench) -> None:
     with pytest.raises(StopAsyncIteration):
         await anext(silent)
     await lives.aclose()
+    slow = Bench(heartbeat_s=10.0)
+    parcels = await slow.attach()
+    slow.clock.now += 2 * LEASE_S
+    slow.replica._beat_now()
+    await slow.submit(a_request())
+    assert slow.engine.running  # it is not asked any more often than that
+    await parcels.aclose()
 
 
 async def test_a_heartbeat_goes_out_when_there_is_no_news(bench: Bench) -> None:
