@@ -94,6 +94,8 @@ class Links:
         for link in self:
             if link in before:
                 link.missed = 0 if link.replica in present else link.missed + 1
+                if link.missed:  # it was not asked, perhaps: show it in another way that we live
+                    self._replicas.drop(link.replica, link.link_id, ())
         for report in reports:
             if report.well and report.replica not in self._links:
                 self._attach(report.replica)

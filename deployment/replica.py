@@ -18,8 +18,8 @@ from orca_core.errors import EngineDeadError, OverloadedError
 from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
 
 LEASE_S: Final = 15.0
-"""An ingress that has not asked for a report for so long, nor for ``LEASE_BEATS`` heartbeats, is given up: nobody reads
-what is computed for it."""
+"""An ingress that was not heard of for so long, nor for ``LEASE_BEATS`` heartbeats, is given up: nobody reads what is
+computed for it."""
 
 LEASE_BEATS: Final = 6.0
 
@@ -70,7 +70,7 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class _Attached:
-    """An ingress that listens. ``heard_at``: when it last asked for a report, monotonic seconds."""
+    """An ingress that listens. ``heard_at``: when it last asked for a report, or dropped, monotonic seconds."""
 
     link_id: str
     outlet: Outlet
@@ -159,9 +159,14 @@ class Replica:
         return Accepted(outlet.add(request.request_id, channel))
 
     async def drop(self, to: Pinned, link_id: str, request_ids: tuple[str, ...]) -> None:
-        """Nobody wants these requests (our ids) any more: end them, or refuse them should they arrive only now."""
+        """Nobody wants these requests (our ids) any more: end them, or refuse them should they arrive only now.
+
+        A sign of life of the ingress, too, even if there are none: once Serve has taken this replica out of its set, it
+        is not asked for reports any more.
+        """
         for each in self._attached.values():
             if each.link_id == link_id:
+                each.heard_at = self._monotonic()
                 each.outlet.drop(request_ids)
 
     def _ended(self, request_id: str) -> None:

@@ -49,7 +49,10 @@ class ReplicaSet(Protocol):
         ...
 
     def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
-        """Nobody wants these requests (our ids) any more: let a replica know, without waiting for it."""
+        """Nobody wants these requests (our ids) any more: let a replica know, without waiting for it.
+
+        Reaches replicas that have left the set, too; without any request it only shows them that we live.
+        """
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """Cancel a client's requests on all replicas."""
@@ -100,7 +103,7 @@ class ServeReplicaSet:
             await asyncio.wait_for(call, ANSWER_TIMEOUT_S)
         except Exception as error:
             call.cancel()
-            _log.info("replica %s was not told of %d requests: %s", to.replica, len(request_ids), type(error).__name__)
+            _log.debug("replica %s was not told of %d requests: %s", to.replica, len(request_ids), type(error).__name__)
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``ReplicaSet.cancel``."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from deployment.links import ALONE_UNTIL_MISSES
+from deployment.replica import LEASE_S
 from deployment.sender import MAX_FAILURES
 from orca_core.errors import (
     DeadlineExceededError,
@@ -703,6 +704,24 @@ async def test_a_replica_that_leaves_the_set_finishes_what_it_has_and_is_let_go(
         assert_undisturbed(client)
     assert not plane.replicas.all["a"].replica._attached  # Serve sees no call any more and ends it
     plane.assert_idle()
+
+
+async def test_a_replica_that_leaves_is_shown_that_we_live_for_as_long_as_it_takes(make: Make) -> None:
+    clock = Clock()
+    replicas = FarReplicas()
+    replicas.add(*(FarReplica(name, clock=clock, heartbeat_s=INTERVAL_S) for name in "ab"))
+    plane = make(replicas, clock)
+    await plane.poll()
+    client = plane.ask(4, 12)
+    await plane.step(2)
+    home = client.got[0].replica
+    replicas.names.discard(home)
+    for _ in range(round(3 * LEASE_S)):
+        await plane.pass_time(1.0)
+        replicas.all[home].replica._end_leases()
+    await plane.run_out()
+    assert_undisturbed(client)
+    assert client.got[-1].replica == home
 
 
 async def test_an_idle_replica_that_leaves_is_let_go_after_two_polls(make: Make) -> None:
