@@ -1,0 +1,74 @@
+"""The serving plane in virtual time: the way out of a replica."""
+
+from __future__ import annotations
+
+from deployment.links import ALONE_UNTIL_MISSES
+from deployment.replica import LEASE_S
+from tests.deployment.plane import INTERVAL_S, Clock
+from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready
+from tests.deployment.stepping import FarReplica, FarReplicas
+
+__all__ = ["make"]
+
+
+async def test_a_replica_that_leaves_the_set_finishes_what_it_has_and_is_let_go(make: Make) -> None:
+    """Field cases F4, F6, H11: out of the router, nothing new, drained, gone."""
+    plane = await ready(make, "a", "b")
+    clients = [plane.ask(4, 12) for _ in range(4)]
+    await plane.step(2)
+    plane.replicas.names.discard("a")
+    late = [plane.ask(4, 12) for _ in range(3)]  # some meet a replica that Serve does not know any more
+    await plane.pass_time(2 * INTERVAL_S)
+    late += [plane.ask(4, 12) for _ in range(3)]
+    await plane.step(1)
+    assert len(plane.replicas.all["a"].engine.seen) == 2
+    assert plane.replicas.all["a"].replica._attached
+    await plane.run_out()
+    await plane.pass_time(INTERVAL_S)
+    for client in (*clients, *late):
+        assert_undisturbed(client)
+    assert not plane.replicas.all["a"].replica._attached  # Serve sees no call any more and ends it
+    plane.assert_idle()
+
+
+async def test_a_replica_that_leaves_is_shown_that_we_live_for_as_long_as_it_takes(make: Make) -> None:
+    clock = Clock()
+    replicas = FarReplicas()
+    replicas.add(*(FarReplica(name, clock=clock, heartbeat_s=INTERVAL_S) for name in "ab"))
+    plane = make(replicas, clock)
+    await plane.poll()
+    client = plane.ask(4, 12)
+    await plane.step(2)
+    home = client.got[0].replica
+    replicas.names.discard(home)
+    for _ in range(round(3 * LEASE_S)):
+        await plane.pass_time(1.0)
+        replicas.all[home].replica._end_leases()
+    await plane.run_out()
+    assert_undisturbed(client)
+    assert client.got[-1].replica == home
+
+
+async def test_an_idle_replica_that_leaves_is_let_go_after_two_polls(make: Make) -> None:
+    plane = await ready(make, "a", "b")
+    plane.replicas.names.discard("a")
+    await plane.poll()
+    assert plane.replicas.all["a"].replica._attached
+    await plane.poll()
+    assert not plane.replicas.all["a"].replica._attached
+
+
+async def test_links_work_while_serve_knows_of_no_replica(make: Make) -> None:
+    """Field case F11: a controller that restarts broadcasts an empty set."""
+    plane = await ready(make, "a")
+    plane.replicas.names.clear()
+    for _ in range(4):
+        await plane.poll()
+    client = plane.ask()
+    plane.replicas.names.add("a")
+    await plane.run_out()
+    assert_undisturbed(client)
+    plane.replicas.names.clear()
+    for _ in range(ALONE_UNTIL_MISSES):
+        await plane.poll()
+    assert not plane.replicas.all["a"].replica._attached
