@@ -36,11 +36,16 @@ def build(config: AppConfig) -> Application:
     """
     given: object = config
     parsed = given if isinstance(given, AppConfig) else AppConfig.parse(cast("Mapping[str, Any]", given))
-    replicas = serve.deployment(**replica_options(parsed))(ServedReplica).bind(
-        parsed.engine_config(), parsed.replicas.load_report_interval_s
+    return application(parsed, ServedReplica)
+
+
+def application(config: AppConfig, replica_class: type[ServedReplica]) -> Application:
+    """The same with replicas of another class, whose ``make_engine`` makes another engine."""
+    replicas = serve.deployment(**replica_options(config))(replica_class).bind(
+        config.engine_config(), config.replicas.load_report_interval_s
     )
     ingress_class = serve.ingress()(ServedIngress)
-    return serve.deployment(**ingress_options(parsed))(ingress_class).bind(parsed, replicas)
+    return serve.deployment(**ingress_options(config))(ingress_class).bind(config, replicas)
 
 
 def replica_options(config: AppConfig) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from typing import Any, Final
 
 import ray
 from ray import serve
+from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
+from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_file import SERVICERS, ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
@@ -37,9 +39,19 @@ _PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
 
 
 class Launcher:
-    """One run of ``up``. ``start`` to be ready, ``drain`` to let streams end, ``stop`` to leave nothing behind."""
+    """One run of ``up``. ``start`` to be ready, ``drain`` to let streams end, ``stop`` to leave nothing behind.
 
-    def __init__(self, file: ServeFile, address: str | None, dashboard: bool) -> None:
+    ``build``: makes the application; ``None`` = ``deployment.app.build``.
+    """
+
+    def __init__(
+        self,
+        file: ServeFile,
+        address: str | None,
+        dashboard: bool,
+        build: Callable[[AppConfig], Application] | None = None,
+    ) -> None:
+        self._build = build
         self._file = file
         self._address = address
         self._dashboard = dashboard
@@ -182,7 +194,9 @@ class Launcher:
 
         application = self._file.document["applications"][0]
         target = serve.RunTarget(
-            target=build(self._file.app), name=self._file.app_name, route_prefix=application.get("route_prefix", "/")
+            target=(self._build or build)(self._file.app),
+            name=self._file.app_name,
+            route_prefix=application.get("route_prefix", "/"),
         )
         self._deployed = True
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)

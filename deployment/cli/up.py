@@ -50,7 +50,7 @@ def up(
     dashboard: Dashboard = False,
 ) -> None:
     """Deploy the service, stay in the foreground, drain on SIGINT or SIGTERM."""
-    _set_environment(plain_proxy)
+    set_environment(plain_proxy)
     from deployment.serve_file import load_serve_file
 
     file = load_serve_file(config).with_overrides(
@@ -65,11 +65,10 @@ def up(
         file = _with_readable_keys(file)
     from deployment.cli.launcher import Launcher
 
-    launcher = Launcher(file, address, dashboard)
-    _serve(launcher, file)
+    run(Launcher(file, address, dashboard), file)
 
 
-def _serve(launcher: Launcher, file: ServeFile) -> None:
+def run(launcher: Launcher, file: ServeFile) -> None:
     """Start, wait for a signal, drain. A second signal does not wait for open streams."""
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     _handle_signals()
@@ -126,7 +125,7 @@ def _absolute(model: str | None) -> str | None:
     return model
 
 
-def _set_environment(plain_proxy: bool) -> None:
+def set_environment(plain_proxy: bool) -> None:
     """Ray reads these when it is imported. What the caller's environment says stays."""
     fast = "0" if plain_proxy else "1"
     defaults = {

@@ -1,0 +1,32 @@
+"""``python -m deployment.cli.paced CONFIG``: ``orca-serve up`` with replicas that have no model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deployment.cli.up import GrpcPort, HttpPort, PlainProxy, run, set_environment
+
+
+def main(
+    config: Annotated[str, typer.Argument(help="A Serve config file.")],
+    iteration_ms: Annotated[float, typer.Option(min=0, help="How long an iteration takes.")] = 5.0,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    plain_proxy: PlainProxy = False,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain."""
+    set_environment(plain_proxy)
+    from deployment.app import application
+    from deployment.bench.paced import paced_replica
+    from deployment.cli.launcher import Launcher
+    from deployment.serve_file import load_serve_file
+
+    file = load_serve_file(config).with_overrides(http_port=http_port, grpc_port=grpc_port)
+    replica_class = paced_replica(iteration_ms / 1000)
+    run(Launcher(file, None, False, lambda app: application(app, replica_class)), file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
