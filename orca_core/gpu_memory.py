@@ -13,7 +13,8 @@ import torch
 
 from orca_core.config import EngineConfig
 from orca_core.errors import InsufficientMemoryError
-from orca_core.memory import DEFAULT_UTILIZATION, MemoryReading
+from orca_core.host_memory import MemoryReading
+from orca_core.memory import DEFAULT_UTILIZATION
 
 logger = logging.getLogger(__name__)
 

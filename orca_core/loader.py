@@ -14,8 +14,9 @@ from orca_core.errors import ConfigError
 from orca_core.executor import LoadedModel, ModelExecutor
 from orca_core.gpu import GpuLoading, choose_attention, gpu_loading
 from orca_core.gpu_memory import CudaMeter, out_of_memory_with_numbers, wait_for_memory
+from orca_core.host_memory import read_host_memory
 from orca_core.kv import KVManager, KVPool
-from orca_core.memory import decide_n_slots, kv_budget_cpu, read_host_memory
+from orca_core.memory import decide_n_slots, kv_budget_cpu
 from orca_core.models import Decoder, load_model
 from orca_core.source import ModelSource, resolve_source
 from orca_core.tokenizer import Tokenizer

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
-
-import psutil
 
 from orca_core.config import EngineConfig
 from orca_core.errors import InsufficientMemoryError
+from orca_core.host_memory import MemoryReading
 from orca_core.kv import KVManager, KVShape
 
 logger = logging.getLogger(__name__)
@@ -18,50 +15,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_UTILIZATION: Final = {"cuda": 0.9, "cpu": 0.5}
 """A GPU belongs to its replica; a CPU box also runs an operating system, Ray and its user's other programs."""
 
-_CGROUP_V2: Final = Path("/sys/fs/cgroup")
-_CGROUP_V1: Final = Path("/sys/fs/cgroup/memory")
 _MIB: Final = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReading:
-    """One look at a device, in bytes. ``used_by_us``: by this process."""
-
-    total: int
-    available: int
-    used_by_us: int
-
-
-def read_host_memory(cgroup_v2: Path = _CGROUP_V2, cgroup_v1: Path = _CGROUP_V1) -> MemoryReading:
-    """RAM of this machine or, where it is less, of the container's limit (cgroup v2, then v1)."""
-    memory = psutil.virtual_memory()
-    total, available = int(memory.total), int(memory.available)
-    for folder, limit_name, usage_name, cache_key in (
-        (cgroup_v2, "memory.max", "memory.current", "inactive_file"),
-        (cgroup_v1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
-        if limit is not None and usage is not None and limit < total:
-            reclaimable = _read_stat(folder / "memory.stat", cache_key)
-            total, available = limit, min(available, limit - max(0, usage - reclaimable))
-            break
-    return MemoryReading(total, max(0, available), int(psutil.Process().memory_info().rss))
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _read_stat(path: Path, key: str) -> int:
-    try:
-        fields = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
-    except OSError:
-        return 0
-    return int(fields.get(key, "0"))
 
 
 def kv_budget_cpu(reading: MemoryReading, config: EngineConfig) -> int:

@@ -24,10 +24,12 @@ from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
 from deployment.cli.progress import Progress
+from deployment.cli.room import check_gpus, check_memory
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_file import SERVICERS, ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
+from orca_core.host_memory import read_host_memory
 from orca_core.source import resolve_source
 
 _log = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ class Launcher:
             if self._address is None:
                 self._check_ports()
                 progress.say(f"looking for model {self.model_id}")
-                resolve_source(self._file.app.model.source, self._file.app.model.revision)
+                source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
+                check_memory(self._file.app, source, read_host_memory().available)
             progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
             self._start_ray()
             rearm_signals()
@@ -163,13 +166,8 @@ class Launcher:
 
     def _check_room(self) -> None:
         """A replica that fits on no machine would be waited for in silence."""
-        if self._address is not None:
-            return  # a cluster may grow
-        replicas = self._file.app.replicas
-        needed, there = replicas.start * replicas.num_gpus, ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
-        if needed > there:
-            reason = f"{replicas.start} replicas need {needed:g} GPUs; this machine has {there:g}"
-            raise ConfigError("replicas.num_gpus", reason)
+        if self._address is None:  # a cluster may grow
+            check_gpus(self._file.app, ray.cluster_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
     def _start_serve(self) -> None:
         document = self._file.document

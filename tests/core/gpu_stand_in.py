@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orca_core.memory import MemoryReading
+from orca_core.host_memory import MemoryReading
 
 GIB = 1 << 30
 

@@ -17,7 +17,7 @@ from orca_core.gpu_memory import (
     out_of_memory_with_numbers,
     wait_for_memory,
 )
-from orca_core.memory import MemoryReading
+from orca_core.host_memory import MemoryReading
 from tests.core.gpu_stand_in import FakeMeter
 
 GIB = 1 << 30

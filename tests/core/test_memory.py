@@ -10,8 +10,9 @@ import torch
 
 from orca_core.config import EngineConfig
 from orca_core.errors import InsufficientMemoryError
+from orca_core.host_memory import MemoryReading, read_host_memory
 from orca_core.kv import KVManager, KVShape
-from orca_core.memory import MemoryReading, decide_n_slots, kv_budget_cpu, kv_budget_cuda, read_host_memory
+from orca_core.memory import decide_n_slots, kv_budget_cpu, kv_budget_cuda
 
 GIB = 1 << 30
 SHAPE = KVShape(2, 2, 8, torch.float32)  # 256 bytes a slot
