@@ -22,6 +22,8 @@ SCHEMA: Final = "orca-serve/bench-front/1"
 SERVERS: Final = ("bare", "plain", "orca")
 """A bare ``grpc.aio`` server; two plain Serve deployments; this product with an engine without a model."""
 FIRST_TOKEN_TOKENS: Final = 2
+FEWEST_TOKENS: Final = 4096
+"""Of a run."""
 TARGET_RATIO: Final = 0.6
 TARGET_ADDED_MS: Final = 5.0
 
@@ -81,9 +83,11 @@ def measure(
     for number in range(options.rounds):
         for n_streams in options.streams:
             for target in _turned(targets, number):
-                say(f"{n_replicas} replicas, round {number + 1} of {options.rounds}: {n_streams} streams, {target.name}")
+                say(
+                    f"{n_replicas} replicas, round {number + 1} of {options.rounds}: {n_streams} streams, {target.name}"
+                )
                 with TreeShares(roles) as shares:
-                    said = _ask(load, target, n_streams, options.tokens, 1)
+                    said = _ask(load, target, n_streams, options.tokens, _repeat(options, n_streams))
                 place = {"server": target.name, "replicas": n_replicas, "streams": n_streams, "round": number}
                 runs.append(place | throughput(said, shares))
         for target in _turned(targets, number):
@@ -94,6 +98,11 @@ def measure(
             first = {"first_token_ms": summarize_ms(said["first_token_s"])}
             runs.append(place | first | {"foreign_cpu": shares.foreign, "own_cpu": shares.own})
     return runs
+
+
+def _repeat(options: FrontOptions, n_streams: int) -> int:
+    """Few streams have few tokens: enough of them, one after the other, to last a while."""
+    return max(1, round(FEWEST_TOKENS / (n_streams * options.tokens)))
 
 
 def _turned(targets: Sequence[Target], number: int) -> Sequence[Target]:

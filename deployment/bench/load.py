@@ -13,9 +13,7 @@ from typing import Any
 import grpc.aio
 
 from deployment.bench.helpers import answer_lines
-from deployment.bench.wire import GENERATE, count_tokens, request_bytes
-
-_PROMPT_TOKENS = 16
+from deployment.bench.wire import GENERATE, count_tokens, prompt_of, request_bytes
 
 
 @dataclass(slots=True)
@@ -45,10 +43,7 @@ async def _run(address: str, application: str, n_streams: int, n_tokens: int, re
         await asyncio.wait_for(channel.channel_ready(), 30)
         generate = channel.unary_stream(GENERATE)
         for _ in range(repeat):
-            requests = [
-                request_bytes([1000 + (index * 31 + i) % 4000 for i in range(_PROMPT_TOKENS)], n_tokens)
-                for index in range(n_streams)
-            ]
+            requests = [request_bytes(prompt_of(index), n_tokens) for index in range(n_streams)]
             started, cpu = time.monotonic(), time.process_time()
             done += await asyncio.gather(*(_read(generate(request, metadata=metadata)) for request in requests))
             elapsed_s += time.monotonic() - started

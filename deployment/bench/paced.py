@@ -67,9 +67,7 @@ class PacedExecutor:
         """See ``Executor``: there is nothing to free."""
 
 
-def paced_engine(
-    config: EngineConfig, metrics: ReplicaMetrics, iteration_s: float, token_s: float = 0.0
-) -> Engine:
+def paced_engine(config: EngineConfig, metrics: ReplicaMetrics, iteration_s: float, token_s: float = 0.0) -> Engine:
     """An engine with the tokenizer of ``config.model`` and no model; what would be measured has a default."""
     tokenizer = Tokenizer.load(resolve_source(config.model, config.revision))
     info = ModelInfo(

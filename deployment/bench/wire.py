@@ -9,7 +9,13 @@ from deployment.pb.orca.v1 import orca_pb2 as pb
 
 SERVICE: Final = "orca.v1.OrcaService"
 GENERATE: Final = f"/{SERVICE}/Generate"
+_PROMPT_TOKENS: Final = 16
 _REQUEST_ID: Final = "0123456789abcdef" * 2
+
+
+def prompt_of(index: int) -> list[int]:
+    """Token ids of a short prompt; no two of the first hundreds begin alike."""
+    return [1000 + (index * 31 + position * 7) % 4000 for position in range(_PROMPT_TOKENS)]
 
 
 def request_bytes(token_ids: Sequence[int], new_tokens: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deployment.cli.up import set_environment
+from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +53,34 @@ def front(
     console = Console(stderr=True, highlight=False)
     runs = [run for n_replicas in options.replicas for run in _measure_front(options, n_replicas, console)]
     _show(make_record(options, runs), tables, console, json_file)
+
+
+def tax(
+    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of a stream.")] = 128,
+    rounds: Rounds = 3,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads; all CPUs otherwise.")] = None,
+    model: Annotated[str, typer.Option(help="Embedded name, folder, .gguf file or hub id.")] = EMBEDDED_MODEL,
+    plain_proxy: PlainProxy = False,
+    json_file: JsonFile = None,
+) -> None:
+    """A real model through the whole service, beside the engine alone with the same threads."""
+    set_environment(plain_proxy)
+    from rich.console import Console
+
+    from deployment.bench.helpers import Helper
+    from deployment.bench.tax import TaxOptions, make_tax_record, measure_tax, tax_arguments, tax_tables
+
+    options = TaxOptions(streams, tokens, rounds, threads or os.cpu_count() or 1, model, plain_proxy)
+    console = Console(stderr=True, highlight=False)
+    with (
+        Helper("deployment.bench.alone", {"OMP_NUM_THREADS": str(options.threads)}) as alone,
+        Helper("deployment.bench.load") as load,
+        service(tax_arguments(options)) as (address, _),
+    ):
+        roles = {alone.pid: "engine alone", load.pid: "clients"}
+        runs = measure_tax(options, load, alone, address, roles, console.print)
+    _show(make_tax_record(options, runs), tax_tables, console, json_file)
 
 
 def _measure_front(options: FrontOptions, n_replicas: int, console: Console) -> list[dict[str, Any]]:
