@@ -1,4 +1,4 @@
-"""``python -m deployment.bench.bare``: a ``grpc.aio`` server with nothing behind it, the fastest a Python server can be.
+"""``python -m deployment.bench.bare``: a ``grpc.aio`` server with nothing behind it, as fast as Python can be.
 
 It streams the messages that the service would, made one by one from text and token id, as fast as they are taken.
 """
@@ -16,7 +16,7 @@ from deployment.bench.helpers import answer_lines
 from deployment.bench.wire import generate_handler, response_of
 
 
-async def _generate(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+async def _generate(request: Any, _context: Any) -> AsyncGenerator[Any, None]:
     n_tokens = request.sampling.max_new_tokens
     for index in range(n_tokens):
         yield response_of(index, n_tokens)

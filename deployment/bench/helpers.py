@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from orca_core.errors import UnavailableError
+
+_END_S: Final = 30.0
+"""Seconds in which it must have ended once nobody asks."""
 
 
 class Helper:
@@ -36,7 +40,8 @@ class Helper:
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Wait for the answer. Raises ``UnavailableError`` with what went wrong there."""
-        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - both are pipes
+        assert self._process.stdin is not None  # noqa: S101 - a pipe
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
@@ -52,10 +57,12 @@ class Helper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe
-        self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None  # noqa: S101 - both were asked for
+            with suppress(BrokenPipeError):  # of a process that has ended
+                pipe.close()
         try:
-            self._process.wait(10)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

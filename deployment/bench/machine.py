@@ -115,7 +115,7 @@ def role_of(command: str) -> str:
     if "haproxy" in command.partition(" ")[0]:
         return "HAProxy"
     if command.startswith("ray::ServeReplica:"):
-        return command.split()[0].split(":")[-1]
+        return command.split(maxsplit=1)[0].rpartition(":")[2].partition(".")[0]
     return "rest"
 
 
