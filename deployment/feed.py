@@ -29,7 +29,7 @@ class Feed:
         self._pending: list[GenerationChunk] = []
         self._backlog = 0
         self._error: BaseException | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # the one who waits
         self.replica = ""
         self.first_at: float | None = None
         self.last_at = 0.0
@@ -47,7 +47,7 @@ class Feed:
         self._pending.append(chunk)
         self._backlog += len(chunk.token_ids)
         self.ended = chunk.finish_reason is not None
-        self._news.set()
+        self._wake()
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -55,15 +55,22 @@ class Feed:
         if not self.ended:
             self._error = error
             self.ended = True
-            self._news.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def next(self) -> GenerationChunk:
-        """Wait for what comes next. Raises the error behind the last chunk. Not to be called after the last chunk."""
+        """Wait for what comes next, as the only reader. Raises the error behind the last chunk.
+
+        Not to be called after the last chunk.
+        """
         while not self._pending:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         chunk = merge_chunks(self._pending)
         self._pending.clear()
         self._backlog = 0

@@ -63,6 +63,9 @@ def call_from_pb(message: pb.GenerateRequest, timeout_s: float | None) -> Genera
 
 def chunk_to_pb(served: ServedChunk) -> pb.GenerateResponse:
     """One message of a stream."""
+    chunk = served.chunk
+    if chunk.finish_reason is None and not chunk.logprobs:  # almost all are no more than that
+        return pb.GenerateResponse(request_id=served.request_id, text=chunk.text, token_ids=chunk.token_ids)
     return pb.GenerateResponse(**_fields(served))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -100,7 +100,7 @@ class Ingress(GrpcMethods):
         entry = self._books.open(call.api)
         try:
             request = await self._prepare(call, live)
-            async with aclosing(self._run(request, call, live)) as stream:
+            with self._running(request, call, live) as stream:
                 async for served in stream:
                     entry.chunk(served.chunk)
                     yield served
@@ -224,10 +224,9 @@ class Ingress(GrpcMethods):
             raise DeadlineExceededError(live.timeout_s)
         return make_request(live.request_id, token_ids, call.sampling, info, remaining_s)
 
-    async def _run(
-        self, request: GenerationRequest, call: GenerationCall, live: LiveRequest
-    ) -> AsyncGenerator[ServedChunk, None]:
-        """Send the request to a replica and relay what comes. Ends with a finish reason or an error, never without."""
+    @contextmanager
+    def _running(self, request: GenerationRequest, call: GenerationCall, live: LiveRequest) -> Iterator[ResumingStream]:
+        """The request on its way to a replica. Its stream ends with a finish reason or an error, never without."""
         if live.verdict is not None:
             raise live.verdict
         stream = live.stream = ResumingStream(
@@ -244,8 +243,7 @@ class Ingress(GrpcMethods):
         alarm = Alarm(live, stream, self._clock)
         try:
             stream.open()
-            async for chunk, replica, resumes in stream:
-                yield ServedChunk(chunk, live.visible_id, replica, resumes)
+            yield stream
         finally:
             alarm.cancel()
             stream.cancel()

@@ -123,7 +123,7 @@ class Link:
         for word in parcel.words:
             entry = self.entries.get(word[0])
             if entry is not None:
-                self._hand_on(entry, unpack(word))
+                self._hand_on(entry, unpack(word, entry.request.request_id))
         self._owner.on_news(self)
 
     def _hand_on(self, entry: Entry, said: GenerationChunk | OrcaError) -> None:

@@ -6,6 +6,7 @@ ingress's requests and says how the replica stands.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from orca_core.errors import OrcaError
@@ -74,6 +75,9 @@ def pack(chunk: GenerationChunk) -> Word:
     return chunk.request_id, chunk
 
 
-def unpack(word: Word) -> GenerationChunk | OrcaError:
-    """What a word says."""
-    return GenerationChunk(*word) if len(word) == 3 else word[1]
+def unpack(word: Word, request_id: str = "") -> GenerationChunk | OrcaError:
+    """What a word says. ``request_id``: whose chunk it is, where that goes by another name here; empty = the word's."""
+    if len(word) == 3:
+        return GenerationChunk(request_id or word[0], word[1], word[2])
+    said = word[1]
+    return replace(said, request_id=request_id) if request_id and isinstance(said, GenerationChunk) else said

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from deployment.dispatcher import Dispatcher
 from deployment.entry import Entry
 from deployment.feed import Feed, ReplicaLostError
+from deployment.serving import ServedChunk
 from orca_core.errors import RequestCancelledError, UnavailableError
 from orca_core.types import GenerationChunk, GenerationRequest, Timings
 
@@ -28,14 +29,6 @@ class StreamSettings(NamedTuple):
     max_resumes: int
     max_backlog: int
     affinity: bool = True
-
-
-class Resumed(NamedTuple):
-    """A chunk, where it was computed, and how many times the stream had lost its replica by then."""
-
-    chunk: GenerationChunk
-    replica: str
-    resumes: int
 
 
 class ResumingStream:
@@ -60,6 +53,7 @@ class ResumingStream:
         session_id: str = "",
     ) -> None:
         self._request = request
+        self._visible_id = client_request_id
         self._dispatcher = dispatcher
         self._settings = settings
         self._clock = clock
@@ -93,7 +87,7 @@ class ResumingStream:
     def __aiter__(self) -> ResumingStream:
         return self
 
-    async def __anext__(self) -> Resumed:
+    async def __anext__(self) -> ServedChunk:
         """Wait for the next chunk, from whichever replica."""
         while not self._finished:
             feed = self._entry.feed
@@ -108,8 +102,7 @@ class ResumingStream:
             if chunk.finish_reason is not None:
                 self._finished = True
                 chunk = replace(chunk, timings=self._timings(chunk, feed))
-            chunk = replace(chunk, request_id=self._request.request_id)
-            return Resumed(chunk, feed.replica, self.resumes)
+            return ServedChunk(chunk, self._visible_id, feed.replica, self.resumes)
         raise StopAsyncIteration
 
     def _resume(self, error: ReplicaLostError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from orca_core.types import CancelOutcome, GenerationChunk, Load, ModelInfo, SamplingParams
 
@@ -49,9 +49,11 @@ class GenerationCall:
         return f"GenerationCall({self.client_request_id!r}, model={self.model!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class ServedChunk:
-    """A chunk of a stream, with where it came from. ``request_id``: the client's id, or ours where it gave none."""
+class ServedChunk(NamedTuple):
+    """A chunk of a stream, with where it came from. ``request_id``: the client's id, or ours where it gave none.
+
+    ``resumes``: how often the stream had lost its replica by then.
+    """
 
     chunk: GenerationChunk
     request_id: str

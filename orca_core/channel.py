@@ -21,8 +21,11 @@ class Channel:
     def __init__(self, request_id: str, on_close: Callable[[str], object]) -> None:
         self.request_id = request_id
         self._on_close = on_close
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._blocked = 0  # readers that wait in a thread
         self._pending: list[GenerationChunk] = []
+        self._n_pending = 0  # tokens
         self._error: OrcaError | None = None
         self._ended = False  # the writer has said its last word
         self._read_out = False  # the reader has seen the last word
@@ -33,22 +36,24 @@ class Channel:
 
     def put(self, chunk: GenerationChunk) -> asyncio.AbstractEventLoop | None:
         """Append a chunk; returns the event loop that must be told (see ``wake``), if the reader waits on one."""
-        with self._ready:
+        with self._lock:
             if not self._ended:
                 self._pending.append(chunk)
+                self._n_pending += len(chunk.token_ids)
                 self._ended = chunk.finish_reason is not None
             return self._notify()
 
     def fail(self, error: OrcaError) -> asyncio.AbstractEventLoop | None:
         """End the request with an error; chunks before it are still delivered. Returns as ``put``."""
-        with self._ready:
+        with self._lock:
             if not self._ended:
                 self._error = error
                 self._ended = True
             return self._notify()
 
     def _notify(self) -> asyncio.AbstractEventLoop | None:
-        self._ready.notify_all()
+        if self._blocked:
+            self._ready.notify_all()
         return self._loop
 
     def wake(self) -> None:
@@ -59,8 +64,7 @@ class Channel:
     @property
     def backlog(self) -> int:
         """Tokens written and not read yet."""
-        with self._ready:
-            return sum(len(chunk.token_ids) for chunk in self._pending)
+        return self._n_pending
 
     # ---- the reader's side
 
@@ -69,6 +73,7 @@ class Channel:
         if self._pending:
             chunk = merge_chunks(self._pending)
             self._pending.clear()
+            self._n_pending = 0
             self._read_out = chunk.finish_reason is not None
             return chunk
         if self._error is not None:
@@ -86,7 +91,11 @@ class Channel:
                 chunk = self._take()
                 if chunk is not None:
                     return chunk
-                self._ready.wait()
+                self._blocked += 1
+                try:
+                    self._ready.wait()
+                finally:
+                    self._blocked -= 1
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
@@ -95,7 +104,7 @@ class Channel:
     async def __anext__(self) -> GenerationChunk:
         """Wait on the running event loop until there is a chunk."""
         while not self._read_out:
-            with self._ready:
+            with self._lock:
                 chunk = self._take()
                 if chunk is not None:
                     return chunk
@@ -110,7 +119,7 @@ class Channel:
         What is there already is announced too.
         """
         loop = asyncio.get_running_loop()
-        with self._ready:
+        with self._lock:
             self._loop, self._wake = loop, on_ready
             is_late = bool(self._pending) or self._ended
         if is_late:
@@ -122,7 +131,7 @@ class Channel:
         To be called where ``on_ready`` is; never blocks. Raises the request's error, once; where that waits behind a
         chunk, ``on_ready`` is called again.
         """
-        with self._ready:
+        with self._lock:
             chunk = None if self._read_out else self._take()
         if chunk is not None and self._error is not None:
             self.wake()
@@ -130,9 +139,10 @@ class Channel:
 
     def close(self) -> None:
         """The reader leaves. Cancels the request if it has not ended. Idempotent, never blocks."""
-        with self._ready:
+        with self._lock:
             ended, self._ended, self._read_out = self._ended, True, True
             self._pending.clear()
+            self._n_pending = 0
             self._loop = self._wake = None
         if not ended:
             self._on_close(self.request_id)

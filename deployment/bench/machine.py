@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -64,9 +65,63 @@ class CpuShares:
 
     def _read(self) -> tuple[float, float, float]:
         """Seconds: wall clock, all CPUs busy, this process on CPUs."""
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # guests are counted in user and nice already
-        busy = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         own = self._process.cpu_times()
-        return time.monotonic(), busy, own.user + own.system
+        return time.monotonic(), _busy_s(), own.user + own.system
+
+
+class TreeShares:
+    """``with TreeShares() as shares``: as ``CpuShares``, where "we" are this process and all that descend from it.
+
+    ``seconds``: on CPUs, by what a process is for (see ``role_of``). ``roles``: of processes whose names don't tell.
+    """
+
+    own = 0.0
+    foreign = 0.0
+
+    def __init__(self, roles: Mapping[int, str] | None = None) -> None:
+        self._roles = dict(roles or {})
+        self.seconds: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._before = self._read()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        (wall, busy, earlier), (wall_now, busy_now, now) = self._before, self._read()
+        for pid, (role, seconds) in now.items():
+            used = seconds - earlier.get(pid, (role, 0.0))[1]
+            self.seconds[role] = self.seconds.get(role, 0.0) + used
+        own = sum(self.seconds.values())
+        capacity = max(wall_now - wall, 1e-9) * (psutil.cpu_count() or 1)
+        self.own = own / capacity
+        self.foreign = max(0.0, busy_now - busy - own) / capacity
+
+    def _read(self) -> tuple[float, float, dict[int, tuple[str, float]]]:
+        """Seconds: wall clock, all CPUs busy; by process id its role and its seconds on CPUs."""
+        found: dict[int, tuple[str, float]] = {}
+        root = psutil.Process()
+        for process in (root, *root.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+                role = self._roles.get(process.pid) or role_of(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue  # it has just ended
+            found[process.pid] = (role, times.user + times.system)
+        return time.monotonic(), _busy_s(), found
+
+
+def role_of(command: str) -> str:
+    """What a process is for, from its command line: a deployment's name, HAProxy, or the rest of Ray and us."""
+    if "haproxy" in command.partition(" ")[0]:
+        return "HAProxy"
+    if command.startswith("ray::ServeReplica:"):
+        return command.split(maxsplit=1)[0].rpartition(":")[2].partition(".")[0]
+    return "rest"
+
+
+def _busy_s() -> float:
+    """Seconds all CPUs were busy."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # guests are counted in user and nice already
+    return float(sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))

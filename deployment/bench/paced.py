@@ -37,23 +37,37 @@ def token_at(seed: int, position: int) -> int:
 
 
 class PacedExecutor:
-    """An ``Executor`` that waits. ``iteration_s``: seconds; 0 = as fast as the loop goes."""
+    """An ``Executor`` that waits. ``iteration_s``: seconds; 0 = as fast as the loop goes.
 
-    def __init__(self, iteration_s: float) -> None:
+    ``token_s``: seconds from one token to the next, over all requests, whatever the batch: an iteration begins when the
+    tokens of the one before have taken their time, so the first one after a pause begins at once.
+    """
+
+    def __init__(self, iteration_s: float, token_s: float = 0.0) -> None:
         self.device = torch.device("cpu")
         self._iteration_s = iteration_s
+        self._token_s = token_s
+        self._free_at = 0.0
 
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         """See ``Executor``."""
         if self._iteration_s:
             time.sleep(self._iteration_s)
+        if self._token_s:
+            self._keep_pace(len(batch.sampling_requests))
         return [SampledToken(token_at(r.spec.seed, len(r.token_ids))) for r in batch.sampling_requests]
+
+    def _keep_pace(self, n_tokens: int) -> None:
+        now = time.monotonic()
+        if self._free_at > now:
+            time.sleep(self._free_at - now)
+        self._free_at = max(self._free_at, now) + self._token_s * n_tokens
 
     def recover(self, error: Exception) -> None:
         """See ``Executor``: there is nothing to free."""
 
 
-def paced_engine(config: EngineConfig, metrics: ReplicaMetrics, iteration_s: float) -> Engine:
+def paced_engine(config: EngineConfig, metrics: ReplicaMetrics, iteration_s: float, token_s: float = 0.0) -> Engine:
     """An engine with the tokenizer of ``config.model`` and no model; what would be measured has a default."""
     tokenizer = Tokenizer.load(resolve_source(config.model, config.revision))
     info = ModelInfo(
@@ -66,16 +80,16 @@ def paced_engine(config: EngineConfig, metrics: ReplicaMetrics, iteration_s: flo
         eos_ids=tokenizer.eos_ids,
         has_chat_template=tokenizer.has_chat_template,
     )
-    model = LoadedModel(PacedExecutor(iteration_s), tokenizer, info)
+    model = LoadedModel(PacedExecutor(iteration_s, token_s), tokenizer, info)
     return Engine(replace(config, device="cpu"), model=model, on_iteration=metrics.on_iteration)
 
 
-def paced_replica(iteration_s: float) -> type[ServedReplica]:
+def paced_replica(iteration_s: float, token_s: float = 0.0) -> type[ServedReplica]:
     """A class for ``deployment.app.application``."""
 
     class PacedReplica(ServedReplica):
         @staticmethod
         def make_engine(config: EngineConfig, metrics: ReplicaMetrics) -> ReplicaEngine:
-            return paced_engine(config, metrics, iteration_s)
+            return paced_engine(config, metrics, iteration_s, token_s)
 
     return PacedReplica

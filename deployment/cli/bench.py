@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from deployment.bench.workloads import WorkloadName
+from deployment.cli.bench_plane import front, tax
 from orca_core.config import EMBEDDED_MODEL, Device, Dtype, EngineConfig
 from orca_core.errors import ConfigError
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from deployment.bench.report import Measured
 
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+
+for command in (front, tax):
+    app.command()(command)
 
 
 @app.callback()

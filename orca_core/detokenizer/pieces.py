@@ -77,9 +77,15 @@ class PieceTable:
         self.rules = rules
         self._token = token
         self._special = special
+        self._known: dict[int, str | bytes | None] = {}  # no more than the vocabulary has
 
     def __call__(self, token_id: int) -> str | bytes | None:
         """Bytes for what counts as bytes, text for what counts as text; ``None`` for ids that add nothing at all."""
+        if token_id not in self._known:
+            self._known[token_id] = self._work_out(token_id)
+        return self._known[token_id]
+
+    def _work_out(self, token_id: int) -> str | bytes | None:
         token = None if token_id in self._special else self._token(token_id)
         if token is None:
             return None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from orca_core.detokenizer import WindowDecoder
-from orca_core.detokenizer.pieces import Family, read_rules
+from orca_core.detokenizer.pieces import Family, PieceTable, read_rules
 from orca_core.source import resolve_source
 from orca_core.tokenizer import Tokenizer
 from tests.core.tiny_tokenizers import FAMILIES, byte_ids, decode_by_token, id_of
@@ -144,6 +144,20 @@ def test_window_decoder_waits_for_a_character() -> None:
 def test_only_decoders_with_an_exact_reading_are_read(decoder: decoders.Decoder, family: Family | None) -> None:
     rules = read_rules(json.loads(decoder.__getstate__()))
     assert (rules and rules.family) is family
+
+
+def test_a_piece_is_worked_out_once() -> None:
+    rules = read_rules({"type": "ByteLevel"})
+    assert rules is not None
+    asked: list[int] = []
+
+    def token(token_id: int) -> str | None:
+        asked.append(token_id)
+        return {5: "Ġa"}.get(token_id)
+
+    pieces = PieceTable(rules, token, frozenset({7}))
+    assert [pieces(token_id) for token_id in (5, 6, 7, 5, 6, 7)] == [b" a", None, None] * 2
+    assert asked == [5, 6]
 
 
 def test_one_token(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:

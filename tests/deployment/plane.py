@@ -10,7 +10,8 @@ from typing import Any
 from deployment.dispatcher import Dispatcher, DispatchSettings
 from deployment.headroom import HeadroomBook
 from deployment.metrics import IngressMetrics, Silent
-from deployment.resuming import Resumed, ResumingStream, StreamSettings
+from deployment.resuming import ResumingStream, StreamSettings
+from deployment.serving import ServedChunk
 from orca_core.types import GenerationRequest
 from tests.deployment.stepping import FarReplica, FarReplicas
 
@@ -37,7 +38,7 @@ class Client:
 
     def __init__(self, stream: ResumingStream) -> None:
         self.stream = stream
-        self.got: list[Resumed] = []
+        self.got: list[ServedChunk] = []
         self.error: BaseException | None = None
         self.reads = asyncio.Event()
         self.reads.set()

@@ -30,6 +30,18 @@ async def test_a_reader_waits() -> None:
     assert await reader == chunk("a", 1)
 
 
+async def test_a_reader_who_left_is_not_waked() -> None:
+    feed = Feed(100, Clock())
+    reader = asyncio.create_task(feed.next())
+    await asyncio.sleep(0)
+    reader.cancel()
+    assert feed.put(chunk("a", 1))  # in the same instant
+    feed.fail(ReplicaLostError("x"))
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await feed.next() == chunk("a", 1)
+
+
 async def test_what_came_before_an_error_is_delivered_first() -> None:
     feed = Feed(100, Clock())
     feed.put(chunk("a", 1))
