@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -66,10 +67,14 @@ def say(test: str, **figures: Any) -> None:
 
 @dataclass
 class Paced:
-    """A running one. ``args``: of the application, a YAML mapping a line; ``iteration_ms``: what an iteration takes."""
+    """A running one. ``args``: of the application, a YAML mapping a line; ``iteration_ms``: what an iteration takes.
+
+    ``environment``: what its processes have beyond ours.
+    """
 
     server: Server
     mark: str
+    environment: dict[str, str]
     folder: Path
     args: tuple[str, ...]
     iteration_ms: float
@@ -152,7 +157,7 @@ class Paced:
         said = self.folder / "next.log"
         with said.open("w") as log:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | {MARK: self.mark}
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | self.environment
             )
         with process:
             try:
@@ -176,9 +181,11 @@ def _command(iteration_ms: float) -> list[str]:
 def paced_service(folder: Path, iteration_ms: float, *args: str) -> Iterator[Paced]:
     """Start one, and see that it ends as it should, with nothing left."""
     mark = uuid.uuid4().hex
-    server = start(folder, "throughput", {MARK: mark}, config_of(*args), _command(iteration_ms))
+    # a token of its own lets another process of the test join this Ray
+    environment = {MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    server = start(folder, "throughput", environment, config_of(*args), _command(iteration_ms))
     try:
-        yield Paced(server, mark, folder, args, iteration_ms)
+        yield Paced(server, mark, environment, folder, args, iteration_ms)
     finally:
         status = stop(server)
     assert status == 0, server.log.read_text()[-3000:]
