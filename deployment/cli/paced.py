@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deployment.cli.up import GrpcPort, HttpPort, PlainProxy, run, set_environment
+from deployment.cli.up import GrpcPort, HttpPort, PlainProxy, RayAddress, run, set_environment
 
 
 def main(
@@ -14,6 +14,7 @@ def main(
     iteration_ms: Annotated[float, typer.Option(min=0, help="How long an iteration takes.")] = 5.0,
     http_port: HttpPort = None,
     grpc_port: GrpcPort = None,
+    address: RayAddress = None,
     plain_proxy: PlainProxy = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain."""
@@ -25,7 +26,7 @@ def main(
 
     file = load_serve_file(config).with_overrides(http_port=http_port, grpc_port=grpc_port)
     replica_class = paced_replica(iteration_ms / 1000)
-    run(Launcher(file, None, False, lambda app: application(app, replica_class)), file)
+    run(Launcher(file, address, False, lambda app: application(app, replica_class)), file)
 
 
 if __name__ == "__main__":

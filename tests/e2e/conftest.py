@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,13 +88,17 @@ class Server:
 
 
 def start(
-    folder: Path, front: str, extra_environment: dict[str, str] | None = None, config_text: str = CONFIG
+    folder: Path,
+    front: str,
+    extra_environment: dict[str, str] | None = None,
+    config_text: str = CONFIG,
+    command: Sequence[str] = (),
 ) -> Server:
-    """``orca-serve up`` until it says ready. ``front``: throughput or proxy."""
+    """``orca-serve up``, or another command with its arguments, until it says ready. ``front``: throughput or proxy."""
     config = folder / "serve.yaml"
     config.write_text(config_text)
     http_port, grpc_port = free_range(2)
-    command = [str(Path(sys.executable).with_name("orca-serve")), "up", str(config)]
+    command = [*(command or (str(Path(sys.executable).with_name("orca-serve")), "up")), str(config)]
     command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     command += ["--plain-proxy"] if front == "proxy" else []
     log = folder / "up.log"
