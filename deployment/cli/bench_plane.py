@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deployment.config import AppConfig
 
 _PORTS = 2
+_FILE_WIDTH = 140  # columns of a table that goes into a file
 JsonFile = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")]
 PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; medians are shown.")]
@@ -146,7 +148,7 @@ def _show(
 
     for table in tables(record):
         typer.echo()
-        Plain(highlight=False).print(table)
+        Plain(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
     for warning in warnings(record):
         console.print(f"\n{warning}", style="yellow", markup=False)
     if json_file is not None:
