@@ -20,6 +20,8 @@ class Channel:
 
     def __init__(self, request_id: str, on_close: Callable[[str], object]) -> None:
         self.request_id = request_id
+        self.may_stall = True
+        """Whether a reader that lags behind has its request cancelled. Not if it reads one answer after the other."""
         self._on_close = on_close
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)

@@ -245,7 +245,7 @@ class Engine:
                 else:
                     loop.settle()
             self._give_up(loop, EngineClosedError("the engine was closed before the request ended"))
-        except Exception as error:
+        except BaseException as error:
             logger.critical("the engine loop has died", exc_info=error)
             self._give_up(loop, EngineDeadError(f"the engine loop died with {type(error).__name__}"))
 

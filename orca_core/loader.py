@@ -10,7 +10,7 @@ import torch
 from orca_core.attention import AttentionBackend
 from orca_core.attention.reference import ReferenceAttention
 from orca_core.config import EngineConfig
-from orca_core.errors import ConfigError
+from orca_core.errors import ConfigError, ModelLoadError
 from orca_core.executor import LoadedModel, ModelExecutor
 from orca_core.gpu import GpuLoading, choose_attention, gpu_loading
 from orca_core.gpu_memory import CudaMeter, out_of_memory_with_numbers, wait_for_memory
@@ -93,7 +93,8 @@ def _kv_budget_cpu(config: EngineConfig, decoder: Decoder, attention: AttentionB
 
     RAM is not profiled: activations are small beside the half of it that is left alone.
     """
-    warm_up(decoder, attention, n_requests=1, n_tokens=4, context=4, block_size=block_size)
+    if not warm_up(decoder, attention, n_requests=1, n_tokens=4, context=4, block_size=block_size):
+        raise ModelLoadError(config.model, "its logits are not finite: are there NaN or infinities among its weights?")
     reading = read_host_memory()
     budget = kv_budget_cpu(reading, config)
     logger.info(

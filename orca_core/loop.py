@@ -118,11 +118,13 @@ class EngineLoop:
             text = TextStream(self._model.tokenizer, spec.sampling, self._eos_ids)
             text.resume(spec.emitted_ids)
             self._pool.add(request)
-        except Exception as error:
-            if not isinstance(error, InvalidRequestError):
-                logger.exception("request %s could not be taken in", spec.request_id)
-                error = InternalError(spec.request_id)
+        except InvalidRequestError as error:
             self._outbox.fail(channel, error)
+            self._on_end(spec.request_id)
+            return
+        except BaseException:
+            logger.exception("request %s could not be taken in", spec.request_id)
+            self._outbox.fail(channel, InternalError(spec.request_id))
             self._on_end(spec.request_id)
             return
         self._live[spec.request_id] = _Live(request, channel, text)
@@ -139,10 +141,18 @@ class EngineLoop:
             self._fail(request, DeadlineExceededError(request.spec.timeout_s or 0.0))
 
     def abandon(self, error: UnavailableError) -> None:
-        """End every request: the engine is closing or dead."""
-        for request in list(self._pool):
-            self._fail(request, error)
-        self._hand_over()
+        """End every request: the engine is closing or dead. Everybody is told, however broken the books may be."""
+        for live in list(self._live.values()):
+            self._outbox.fail(live.channel, error)
+            try:
+                self._retire(live.request)
+            except Exception:
+                logger.exception("request %s could not be taken off the books", live.request.request_id)
+        try:
+            self._on_books(self.load())
+        except Exception:
+            logger.exception("the books could not be closed")
+        self._outbox.flush()
 
     # ---- one iteration
 
@@ -163,9 +173,16 @@ class EngineLoop:
                 self._deliver(batch, sampled)
                 self._n_iterations += 1
                 self._n_failed_in_a_row = 0
-                if self._on_iteration is not None:
-                    self._on_iteration(describe_iteration(batch, started, self._clock()))
+                self._show(batch, started)
         self.settle()
+
+    def _show(self, batch: Batch, started: float) -> None:
+        """Let the observer see the iteration; what it makes of it is its own affair."""
+        if self._on_iteration is not None:
+            try:
+                self._on_iteration(describe_iteration(batch, started, self._clock()))
+            except Exception:
+                logger.exception("the observer of iterations failed")
 
     def settle(self) -> None:
         """Hand over what was said; when nothing is left to do, audit the books. Raises ``InvariantError``."""
@@ -207,7 +224,7 @@ class EngineLoop:
         for request, token in zip(batch.sampling_requests, sampled, strict=True):
             try:
                 self._emit(request, token, now)
-            except Exception:
+            except BaseException:
                 logger.exception("request %s failed while its token was handed on", request.request_id)
                 self._fail(request, InternalError(request.request_id))
 
@@ -231,14 +248,15 @@ class EngineLoop:
         update = live.text.push(token.token_id)
         text, finish, stop = update.text, update.finish, update.stop
         if finish is None and request.n_output_tokens >= request.spec.max_new_tokens:
-            text, finish = text + live.text.finish(), FinishReason.LENGTH
+            last = live.text.finish()
+            text, finish, stop = text + last.text, last.finish or FinishReason.LENGTH, last.stop
         chunk = chunk_of(request, token, text, finish, stop, self._model.tokenizer, now)
         if finish is not None:
             self._retire(request)
             self._outbox.put(live.channel, chunk)
             return
         self._outbox.put(live.channel, chunk)
-        if live.channel.backlog + len(chunk.token_ids) > self._max_stream_backlog:
+        if live.channel.may_stall and live.channel.backlog + len(chunk.token_ids) > self._max_stream_backlog:
             logger.warning("request %s: its reader stalled, cancelled", request.request_id)
             self._fail(request, RequestCancelledError(request.request_id))
 

@@ -68,6 +68,8 @@ def collect(
     Raises the first request's error; the others are cancelled then.
     """
     results = []
+    for channel in channels:
+        channel.may_stall = False
     try:
         for request, channel in zip(requests, channels, strict=True):
             results.append(ResultBuilder(request).extend(channel).build())

@@ -55,14 +55,14 @@ class TextStream:
             return StreamUpdate(last.text, FinishReason.STOP, str(token_id) if is_stop_id else None)
         return self._take(self._decoder.push(token_id), is_last=False)
 
-    def finish(self) -> str:
-        """The request ends here without being stopped: what was held back, up to a stop string in it. Empty after an
-        end.
+    def finish(self) -> StreamUpdate:
+        """No more tokens: what was held back. Bytes that only now are settled may complete a stop string; then that is
+        how the request ends. Empty after an end.
         """
         if self._ended:
-            return ""
+            return StreamUpdate("")
         self._ended = True
-        return self._take(self._decoder.finish(), is_last=True).text
+        return self._take(self._decoder.finish(), is_last=True)
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Take in tokens whose text was given out elsewhere. Raises ``InvalidRequestError`` if they end the answer."""

@@ -28,8 +28,10 @@ def warm_up(
     n_tokens: int,
     context: int,
     block_size: int,
-) -> None:
+) -> bool:
     """Run one iteration of ``n_requests`` that all sample, ``n_tokens`` rows in all, each over ``context`` tokens.
+
+    Returns whether all of them found something sound to choose from; with NaN among the weights none would.
 
     It has a pool of one block: all block tables point at it again and again, so that the shapes are those of full
     memory while the memory itself is not there yet.
@@ -37,7 +39,8 @@ def warm_up(
     pool = KVPool(decoder.kv_shape, 1, block_size, decoder.device)
     executor = ModelExecutor(decoder, pool, attention)
     shape = (n_requests, n_tokens, context, block_size)
-    executor.run_iteration(worst_batch(*shape, decoder.device, decoder.config.vocab_size))
+    sampled = executor.run_iteration(worst_batch(*shape, decoder.device, decoder.config.vocab_size))
+    return all(token.ok for token in sampled)
 
 
 def worst_batch(

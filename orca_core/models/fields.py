@@ -12,6 +12,9 @@ from orca_core.errors import ModelLoadError
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+MAX_LAYERS: Final = 4096
+
+
 class Fields:
     """Typed reading of an untyped mapping from a file: a wrong or missing value is a ``ModelLoadError`` naming it.
 
@@ -36,6 +39,13 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, "must be an integer")
         return value
+
+    def layer_count(self, name: str) -> int:
+        """A number of layers, small enough to make a list of them."""
+        count = self.integer(name)
+        if not 1 <= count <= MAX_LAYERS:
+            raise self.error(name, f"must be from 1 to {MAX_LAYERS}")
+        return count
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number; required where there is no default."""

@@ -52,7 +52,7 @@ def read_hf_config(source: ModelSource) -> tuple[ModelConfig, Architecture]:
         intermediate_size=fields.integer("intermediate_size", None if architecture.gated_mlp else 4 * hidden_size),
         norm_eps=fields.number("rms_norm_eps", default=architecture.default_eps),
         max_position_embeddings=fields.integer("max_position_embeddings"),
-        layers=LAYER_READERS[architecture.name](fields, fields.integer("num_hidden_layers"), head_dim),
+        layers=LAYER_READERS[architecture.name](fields, fields.layer_count("num_hidden_layers"), head_dim),
         norm=architecture.norm,
         qk_norm=architecture.qk_norm,
         activation=_activation(source.name, fields, architecture),

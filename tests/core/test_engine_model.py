@@ -12,7 +12,7 @@ import torch
 
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
-from orca_core.errors import ConfigError, InsufficientMemoryError
+from orca_core.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from orca_core.kv import KVPool
 from orca_core.loader import pick_device
 from orca_core.types import GenerationResult, SamplingParams
@@ -187,3 +187,16 @@ def test_the_worst_batch_has_all_the_rows_there_may_be(
     batch = worst_batch(n_requests, n_tokens, context, 8, torch.device("cpu"), vocab_size=7)
     assert [span.n_tokens for span in batch.spans] == rows
     assert len(set(batch.spans[0].request.token_ids)) == min(context, 7)
+
+
+def test_weights_that_give_no_numbers_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Else the engine would be ready, stay healthy and fail every request."""
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match="not finite"):
+        Engine(config(tmp_path)).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def run(stream: TextStream, ids: Sequence[int]) -> tuple[list[str], StreamUpdate
         deltas.append(update.text)
         if update.finish is not None:
             return deltas, update
-    deltas.append(stream.finish())
+    deltas.append(stream.finish().text)
     return deltas, None
 
 
@@ -108,7 +109,7 @@ def test_nothing_of_a_stop_string_is_sent_and_a_false_start_is(byte_level: Token
     """B4: the held text comes out when the match fails, and at the end."""
     stream = TextStream(byte_level, SamplingParams(stop=("DEFG",)), NO_EOS)
     assert [stream.push(i).text for i in chars(byte_level, "ABDEXDEF")] == ["A", "B", "", "", "DEX", "", "", ""]
-    assert stream.finish() == "DEF"
+    assert stream.finish().text == "DEF"
 
 
 def test_stop_string_across_tokens_ends_in_the_token_that_completes_it(byte_level: Tokenizer) -> None:
@@ -119,7 +120,7 @@ def test_stop_string_across_tokens_ends_in_the_token_that_completes_it(byte_leve
     assert "".join(deltas) == "sa"
     assert end == StreamUpdate("", STOP, "y hell")
     assert byte_level.token_text(ids[len(deltas) - 1]) == "hello"
-    assert stream.finish() == ""
+    assert stream.finish().text == ""
 
 
 def test_included_stop_text_ends_with_it(byte_level: Tokenizer) -> None:
@@ -233,7 +234,7 @@ def test_nothing_after_the_end(byte_level: Tokenizer) -> None:
     for end in (lambda stream: stream.push(1), lambda stream: stream.finish(), lambda stream: stream.push(a)):
         stream = TextStream(byte_level, SamplingParams(stop=("a",)), frozenset({1}))
         end(stream)
-        assert stream.finish() == ""
+        assert stream.finish().text == ""
         with pytest.raises(InvariantError):
             stream.push(a)
 
@@ -252,5 +253,15 @@ def test_hostile_stop_strings(byte_level: Tokenizer) -> None:
     stops = tuple("a" * (1000 + i) + "b" for i in range(16))
     stream = TextStream(byte_level, SamplingParams(stop=stops), NO_EOS)
     a = chars(byte_level, "a")[0]
-    out = "".join([*(stream.push(a).text for _ in range(3000)), stream.finish()])
+    out = "".join([*(stream.push(a).text for _ in range(3000)), stream.finish().text])
     assert out == "a" * 3000
+
+
+def test_a_stop_string_that_only_the_end_settles_is_a_stop(tmp_path: Path) -> None:
+    """With byte fallback a newline is a byte, and a byte may always be followed by more of its character."""
+    tokenizer = sentencepiece_tokenizer(tmp_path)
+    newline = tokenizer._backend.token_to_id("<0x0A>")
+    stream = TextStream(tokenizer, SamplingParams(stop=("\n",)), frozenset())
+    updates = [stream.push(newline), stream.finish()]
+    assert "".join(update.text for update in updates) == ""
+    assert [(update.finish, update.stop) for update in updates if update.finish] == [(FinishReason.STOP, "\n")]
