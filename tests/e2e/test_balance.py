@@ -21,7 +21,7 @@ from tests.e2e.traffic import Ask, Got, by_grpc, random_ask, tokenizer
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600 if FULL else 400)]
 
 MIN, RIGHT, MAX = 1, 4, 6
-BATCH = 16
+BATCH, N_SLOTS = 16, 524_288
 N_REQUESTS = 48
 """Three full batches, which is four at the ratio aimed for."""
 MAX_SKEW = 1.5
@@ -31,7 +31,9 @@ SCALE_TIMEOUT_S = 180.0
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paced]:
     args = (
-        f"engine: {{device: cpu, n_slots: 65536, max_model_len: 8192, max_batch_size: {BATCH}}}",
+        # so many slots that places in the batch are what there is too little of
+        f"engine: {{device: cpu, n_slots: {N_SLOTS}, max_model_len: 8192, max_batch_size: {BATCH}}}",
+        f"limits: {{max_waiting_slots: {N_SLOTS}}}",
         f"replicas: {{min: {MIN}, max: {MAX}, num_cpus: 1, load_report_interval_s: 0.5}}",
         "autoscaling: {upscale_delay_s: 2, downscale_delay_s: 5, interval_s: 0.5, target_queued_slots_ratio: 0.8}",
         "ingress: {replicas: 3}",
