@@ -7,7 +7,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-unit test-model test-e2e check lint format-check types imports architecture proto proto-check \
+.PHONY: help setup serve test test-unit test-model test-e2e test-chaos check lint format-check types imports architecture proto proto-check \
         format bench clean
 
 help: ## list the verbs
@@ -21,10 +21,10 @@ setup: ## make .venv and install what pyproject.toml and constraints.txt say
 serve: setup ## start Ray, serve the embedded model on two replicas, stay in the foreground
 	@exec $(BIN)/orca-serve up $(ARGS)
 
-test: setup ## run all tests: unit, then the embedded model, then end to end
+test: setup ## run the tests: unit, then the embedded model, then end to end (test-chaos apart)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
-	$(BIN)/python -m pytest -m e2e $(ARGS)
+	$(BIN)/python -m pytest -m "e2e and not chaos" $(ARGS)
 
 test-unit: setup ## run the tests that start no server and load no real model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
@@ -33,7 +33,10 @@ test-model: setup ## run the tests of the engine on the embedded model
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
 
 test-e2e: setup ## run the tests that start Ray
-	$(BIN)/python -m pytest -m e2e $(ARGS)
+	$(BIN)/python -m pytest -m "e2e and not chaos" $(ARGS)
+
+test-chaos: setup ## kill, freeze and overload a service of several replicas (ORCA_CHAOS=full: for longer)
+	$(BIN)/python -m pytest -m chaos $(ARGS)
 
 check: lint format-check types imports architecture proto-check ## everything that reads the code without running it
 

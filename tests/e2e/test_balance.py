@@ -18,7 +18,7 @@ from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 from tests.e2e.paced_service import FULL, Paced, paced_service, say, wait_until
 from tests.e2e.traffic import Ask, Got, by_grpc, random_ask, tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600 if FULL else 400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(600 if FULL else 400)]
 
 MIN, RIGHT, MAX = 1, 4, 6
 BATCH, N_SLOTS = 16, 524_288

@@ -17,7 +17,7 @@ from deployment.pb.orca.v1 import orca_pb2 as pb
 from tests.e2e.paced_service import CONTROLLER, FULL, INGRESS, REPLICA, Paced, paced_service, say, wait_until
 from tests.e2e.traffic import Got, Traffic
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900 if FULL else 400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(900 if FULL else 400)]
 
 N_KILLS = 20 if FULL else 4
 N_HANGS = 4 if FULL else 1

@@ -16,7 +16,7 @@ from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 from tests.e2e.paced_service import FULL, INGRESS, Paced, paced_service, rss_mb, say, wait_until
 from tests.e2e.traffic import Ask, Got, by_grpc, by_http, random_ask, tokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600 if FULL else 300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(600 if FULL else 300)]
 
 DURATION_S = 60.0 if FULL else 10.0
 N_REPLICAS, BATCH, MAX_WAITING = 2, 8, 16
