@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,12 +34,18 @@ class _Booked:
 
 @dataclass(slots=True)
 class _Known:
-    """A replica. ``unseen``: what was sent to it and is not in the load it reported."""
+    """A replica. ``unseen``: what was sent to it and is not in the load it reported.
+
+    ``in_flight_slots``, ``in_flight``: all that was sent to it and has not ended. ``others``: what others had there,
+    slots and requests, when all replicas were last asked; ``None`` = it was not asked yet.
+    """
 
     standing: Standing | None = None
     received_at: float = 0.0
     unseen: dict[str, _Booked] = field(default_factory=dict)
     in_flight_slots: int = 0
+    in_flight: int = 0
+    others: tuple[int, int] | None = None
     refused: bool = False
     suspect_since: float | None = None
     iteration_s: float = 0.0
@@ -84,6 +90,13 @@ class HeadroomBook:
         for attempt_id in [name for name, booked in known.unseen.items() if _is_seen(booked, standing)]:
             del known.unseen[attempt_id]
 
+    def survey(self, loads: Mapping[str, Load]) -> None:
+        """How all replicas stood at one moment: what of it is not ours belongs to others. See ``best``."""
+        for replica, load in loads.items():
+            known = self._known.setdefault(replica, _Known())
+            slots = load.reserved_slots + load.queued_slots - known.in_flight_slots
+            known.others = max(0, slots), max(0, load.running + load.waiting - known.in_flight)
+
     def forget(self, replica: str) -> None:
         """A replica is gone, with all that was sent to it."""
         self._known.pop(replica, None)
@@ -105,6 +118,10 @@ class HeadroomBook:
 
         The one with the largest free share of slots and of places in its batch; ties at random. With an ``affinity``,
         the one that everybody with the same affinity is sent to, unless it is much fuller than the best.
+
+        Whether there is room is judged by the latest report. How much, compared with others, is not: what other
+        ingresses have sent in this instant is in the reports of some replicas and not yet in those of the rest, and
+        all ingresses would run to the rest. So their part is taken from the last survey, the same moment for all.
         """
         now = self._clock()
         free: list[tuple[bool, float, float, str]] = []
@@ -126,6 +143,7 @@ class HeadroomBook:
         known = self._known.setdefault(replica, _Known())
         known.unseen[attempt_id] = booked
         known.in_flight_slots += demand
+        known.in_flight += 1
 
     def confirm(self, attempt_id: str, number: int) -> None:
         """The replica has accepted it under that number."""
@@ -144,6 +162,7 @@ class HeadroomBook:
             known = self._known[booked.replica]
             known.unseen.pop(attempt_id, None)
             known.in_flight_slots -= booked.demand
+            known.in_flight -= 1
 
     # ---- facts
 
@@ -192,6 +211,13 @@ class HeadroomBook:
         n_open = load.running + load.waiting + len(known.unseen)
         if headroom < demand or n_open >= self._max_batch_size:
             return None
+        if known.others is not None and now - known.received_at <= self._stale_after_s:
+            unseen = sum(booked.demand for booked in known.unseen.values())
+            # what we share with others in its cache counts once, so that what is ours may be more than the load
+            ours = min(load.reserved_slots + load.queued_slots, known.in_flight_slots - unseen) + unseen
+            headroom = load.n_slots - ours - known.others[0]
+            n_seen = min(load.running + load.waiting, known.in_flight - len(known.unseen))
+            n_open = n_seen + len(known.unseen) + known.others[1]
         return min(headroom / load.n_slots, 1.0 - n_open / self._max_batch_size)
 
 

@@ -44,6 +44,25 @@ async def test_a_second_link_of_an_ingress_ends_what_was_on_the_first(make: Make
     second.cancel()
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_burst_over_several_ingresses_is_spread_evenly(make: Make, seed: int) -> None:
+    """Field case E1. A replica that has just reported has no more to do than one that is about to."""
+    rng = random.Random(seed)
+    replicas = replicas_of("a", "b", "c", "d", n_slots=4096)
+    planes = [make(replicas, seed=10 * seed + number) for number in range(3)]
+    for plane in planes:
+        await plane.poll()
+    for number in range(48):
+        planes[number % 3].ask(4, 36)
+        await settle()
+        if rng.random() < 0.2:
+            replicas.all[rng.choice("abcd")].engine.step()
+            await settle()
+    shares = sorted(len(far.engine.running) for far in replicas.all.values())
+    assert sum(shares) == 48
+    assert shares[-1] <= 1.5 * shares[0], shares
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_everything_at_random(make: Make, seed: int) -> None:
     """Kills, freezes, drains, new replicas and cancels among streams: each ends whole, or as it was asked to."""
