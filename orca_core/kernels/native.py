@@ -95,7 +95,10 @@ class Kernels:
             function.restype, function.argtypes = result, arguments
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-        """Pack ``weight`` ``[n_out, n_in]``, bfloat16, ``n_in`` even, and ``bias`` ``[n_out]``. Raises ``ValueError``."""
+        """Pack bfloat16 ``weight`` ``[n_out, n_in]``, ``n_in`` even, and ``bias`` ``[n_out]``.
+
+        Raises ``ValueError``.
+        """
         _check(weight, "weight", torch.bfloat16, 2)
         n_out, n_in = weight.shape
         if n_in % 2 or (gated and n_out % 2):
@@ -121,7 +124,8 @@ class Kernels:
     ) -> torch.Tensor:  # fmt: skip
         """Attention of ``q`` ``[n_tokens, n_heads, head_dim]`` over a layer's pool, all bfloat16.
 
-        Raises ``ValueError``. ``keys``, ``values``: ``[n_blocks, block_size, n_kv_heads, head_dim]``. The table's numbers are not checked.
+        ``keys``, ``values``: ``[n_blocks, block_size, n_kv_heads, head_dim]``. The table's numbers are not checked.
+        Raises ``ValueError``.
         """
         shape = (heads.n_kv_heads, heads.head_dim)
         for name, pool in (("keys", keys), ("values", values)):
