@@ -28,15 +28,19 @@ class NativeAttention:
     def attend(self, layer: int, q: torch.Tensor, pool: KVPool, batch: Batch, spec: AttentionSpec) -> torch.Tensor:
         """See ``AttentionBackend.attend``. Raises ``ValueError`` for anything but bfloat16."""
         if self._table is None:
-            self._table = span_table(batch, pool.block_size)
+            self._table = span_table(batch, pool)
         heads = Heads(q.shape[1], pool.shape.n_kv_heads, pool.shape.head_dim)
         return self._kernels.attend(self._table, heads, c_spec(spec), q, pool.keys[layer], pool.values[layer])
 
 
-def span_table(batch: Batch, block_size: int) -> SpanTable:
-    """The batch's spans and block tables as the kernels read them."""
+def span_table(batch: Batch, pool: KVPool) -> SpanTable:
+    """The batch's spans and block tables as the kernels read them. Raises ``ValueError`` for a block there is not."""
     rows = [(span.start, span.n_tokens, span.context, span.blocks) for span in batch.spans]
-    return SpanTable.of(rows, block_size)
+    table = SpanTable.of(rows, pool.block_size)
+    low, high = torch.aminmax(table.blocks)
+    if low < 0 or high >= pool.n_blocks:
+        raise ValueError(f"a block outside 0 to {pool.n_blocks}")
+    return table
 
 
 def c_spec(spec: AttentionSpec) -> CAttentionSpec:

@@ -50,8 +50,13 @@ class SpanTable:
 
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int) -> SpanTable:
-        """From first row, number of rows, context and block table of each span."""
+        """From first row, number of rows, context and block table of each span.
+
+        Raises ``ValueError`` for a table that is too short.
+        """
         tables = [blocks[: -(-context // block_size)] for _, _, context, blocks in rows]
+        if any(len(table) * block_size < context for table, (_, _, context, _) in zip(tables, rows, strict=True)):
+            raise ValueError("a block table is shorter than its context")
         firsts = accumulate((len(table) for table in tables), initial=0)
         spans = [(row, n, context, first) for (row, n, context, _), first in zip(rows, firsts, strict=False)]
         flat = [block for table in tables for block in table]

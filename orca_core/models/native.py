@@ -73,7 +73,7 @@ class NativeDecoder:
         n_samples = int(batch.sample_rows.shape[0])
         if n_samples > self._logits.shape[0]:
             self._logits = torch.empty(n_samples, self.config.vocab_size)
-        table = span_table(batch, pool.block_size)
+        table = span_table(batch, pool)
         angles = [_halves(rope, batch.positions) for rope in self._ropes]
         ropes = (CRope * max(len(angles), 1))(
             *(CRope(cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[1]) for cos, sin in angles)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,12 @@ def test_what_would_read_beyond_memory_is_refused(windowed: NativeDecoder) -> No
     rig = Rig(windowed)
     with pytest.raises(ValueError, match="token outside"):
         rig.step([(rig.start("a", [1, VOCAB_SIZE]), 2)])
+    for blocks, message in (((0, 9999), "block outside"), ((0,), "shorter than its context")):
+        batch = worst_batch(1, 5, 5, 4, CPU)
+        with pytest.raises(ValueError, match=message):
+            windowed.next_logits(
+                replace(batch, spans=(replace(batch.spans[0], blocks=blocks),)), rig.pool, rig.attention
+            )
     with pytest.raises(ValueError, match="not this model's"):
         Rig(windowed).decoder.next_logits(*other_models_batch())
 
