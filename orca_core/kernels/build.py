@@ -41,12 +41,22 @@ def find_compiler() -> str:
 
 
 def default_cache() -> Path:
-    """``$ORCA_KERNELS_CACHE``, else ``orca-serve/kernels`` in the user's cache folder."""
+    """``$ORCA_KERNELS_CACHE``, else ``orca-serve/kernels`` in the user's cache folder.
+
+    Where the user has no home to write to, as in many containers, a folder of the user's own among temporary files.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "orca-serve" / "kernels"
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "orca-serve" / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows this user's home
+        pass
+    return Path(tempfile.gettempdir()) / f"orca-serve-kernels-{os.getuid()}"
 
 
 def build(flags: Sequence[str], *, compiler: str | None = None, cache: Path | None = None) -> Path:
