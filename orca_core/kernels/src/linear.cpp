@@ -8,6 +8,8 @@ namespace {
 
 constexpr int64_t kAhead = 4096;            // bytes ahead in the stream, where all rows fit into one pass
 constexpr int64_t kPartBytes = 128 * 1024;  // of weights: what one thread takes at a time, where there is plenty
+constexpr int64_t kPartsPerThread = 8;
+constexpr int64_t kRowsWorthCutting = 4 * kMaxRows;  // fewer would read the panel for too little
 
 // Columns [column, column + 32) of R rows.
 template <int R>
@@ -40,7 +42,8 @@ void add_bias(const float* bias, int64_t column, int64_t n_out, __m512 (&start)[
   }
 }
 
-void one_panel(const orca_linear& linear, int64_t panel, Rows16 x, int64_t n_rows, const Target& y) {
+// Rows [row, row + n_rows).
+void one_panel(const orca_linear& linear, int64_t panel, Rows16 x, int64_t row, int64_t n_rows, const Target& y) {
   const int64_t pairs = n_pairs(linear.n_in), column = panel * kPanel;
   const int64_t packed_out = y.into == Into::kGated ? n_panels(linear.n_out) * kPanel : linear.n_out;
   const pair* weight = static_cast<const pair*>(linear.weight) + panel * pairs * kPanel;
@@ -49,9 +52,9 @@ void one_panel(const orca_linear& linear, int64_t panel, Rows16 x, int64_t n_row
   const size_t step = kPanel * sizeof(pair) / n_tiles;
   __m512 start[2];
   add_bias(linear.bias, column, packed_out, start);
-  int64_t row = 0;
+  const int64_t first = row;
   for (int64_t tile = 0; tile < n_tiles; ++tile) {
-    const int64_t end = n_rows * (tile + 1) / n_tiles;
+    const int64_t end = first + n_rows * (tile + 1) / n_tiles;
     const auto* rows = reinterpret_cast<const pair*>(x.data + row * x.stride);
     // one tile: a little ahead in the one stream. Several: each fetches its part of the next panel
     const Ahead ahead = n_tiles == 1
@@ -90,12 +93,16 @@ void pack_panel(const bf16* weight, pair* packed, const int64_t (&columns)[kPane
 void apply(Workers::Session& workers, const orca_linear& linear, Rows16 x, int64_t n_rows, Target y) {
   if (n_rows == 0) return;
   const int64_t panels = n_panels(linear.n_out), bytes = n_pairs(linear.n_in) * kPanel * 4;
-  const int64_t plenty = panels / (8 * workers.n_threads());
+  const int64_t plenty = panels / (kPartsPerThread * workers.n_threads());
   const int64_t in_part = std::max({int64_t{1}, std::min(plenty, kPartBytes / bytes), panels / kMaxParts + 1});
   const int64_t n_parts = (panels + in_part - 1) / in_part;
-  workers.run(static_cast<int>(n_parts), [&](int part) {
-    const int64_t end = std::min(panels, (part + 1) * in_part);
-    for (int64_t panel = part * in_part; panel < end; ++panel) one_panel(linear, panel, x, n_rows, y);
+  // many threads and many rows: parts of rows, too, or some threads would have a panel more to do than others
+  const int64_t wanted = (kPartsPerThread * workers.n_threads() + n_parts - 1) / n_parts;
+  const int64_t n_cuts = std::max<int64_t>(1, std::min({wanted, n_rows / kRowsWorthCutting, kMaxParts / n_parts}));
+  workers.run(static_cast<int>(n_parts * n_cuts), [&](int part) {
+    const int64_t begin = part / n_cuts * in_part, end = std::min(panels, begin + in_part), cut = part % n_cuts;
+    const int64_t row = n_rows * cut / n_cuts, n = n_rows * (cut + 1) / n_cuts - row;
+    for (int64_t panel = begin; panel < end; ++panel) one_panel(linear, panel, x, row, n, y);
   });
 }
 
