@@ -120,10 +120,11 @@ class Roofline:
         return self._measure("initiation", [(0, n_rows)], n_runs)
 
     def _measure(self, kind: str, shapes: Sequence[tuple[int, int]], n_runs: int) -> Point:
+        config, shape = self._decoder.config, self._decoder.kv_shape
         with self._batch(shapes) as batch, CpuShares() as shares, torch.inference_mode():
             seconds = _best(lambda: self._decoder.next_logits(batch, self._pool, self._attention), n_runs)
-            attention = _best(lambda: self._attend(batch), n_runs) * self._decoder.config.n_layers
-        config, shape = self._decoder.config, self._decoder.kv_shape
+            q = torch.zeros(batch.n_tokens, config.n_heads, config.head_dim, dtype=self._decoder.dtype)
+            attention = _best(lambda: self._attend(batch, q), 8 * n_runs) * config.n_layers
         contexts, n_rows = sum(span.context for span in batch.spans), batch.n_tokens
         # every row sees half of its own piece and all that was there before
         seen = sum(span.n_tokens * (span.context - span.n_tokens / 2) for span in batch.spans)
@@ -139,11 +140,9 @@ class Roofline:
             n_runs, shares.foreign,
         )  # fmt: skip
 
-    def _attend(self, batch: Batch) -> torch.Tensor:
-        config = self._decoder.config
-        q = torch.zeros(batch.n_tokens, config.n_heads, config.head_dim, dtype=self._decoder.dtype)
+    def _attend(self, batch: Batch, q: torch.Tensor) -> torch.Tensor:
         self._attention.prepare(batch)
-        return self._attention.attend(0, q, self._pool, batch, AttentionSpec(config.head_dim**-0.5))
+        return self._attention.attend(0, q, self._pool, batch, AttentionSpec(q.shape[-1] ** -0.5))
 
     @contextmanager
     def _batch(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Batch]:
@@ -185,13 +184,12 @@ def roofline_tables(ceilings: Ceilings, points: Sequence[Point]) -> list[Table]:
     for name, rate in ceilings.product_gflop_s.items():
         limits.add_row(f"bfloat16 product: {name}", f"{rate:.0f} GFLOP/s")
     table = Table(title="iterations, ms")
-    for name in ("requests x rows, context", "all", "attention", "read", "product", "of floor", "rows/s", "others"):
-        table.add_column(name, justify="left" if "," in name else "right")
+    for name in ("requests x rows", "context", "all", "attention", "read", "product", "/ floor", "others"):
+        table.add_column(name, justify="right")
     for point in points:
         rows = point.n_rows // point.n_requests
         table.add_row(
-            f"{point.n_requests} x {rows}, {point.context}", f"{point.ms:.2f}", f"{point.attention_ms:.2f}",
-            f"{point.read_ms:.2f}", f"{point.product_ms:.2f}", f"{point.of_floor:.2f}",
-            f"{1000 * point.n_rows / point.ms:.0f}", f"{point.foreign_cpu:.0%}",
+            f"{point.n_requests} x {rows}", str(point.context), f"{point.ms:.1f}", f"{point.attention_ms:.1f}",
+            f"{point.read_ms:.1f}", f"{point.product_ms:.1f}", f"{point.of_floor:.2f}", f"{point.foreign_cpu:.0%}",
         )  # fmt: skip
     return [limits, table]
