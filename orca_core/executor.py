@@ -14,7 +14,7 @@ from orca_core.attention import AttentionBackend
 from orca_core.batch import Batch
 from orca_core.graphs import IncrementGraphs
 from orca_core.kv import KVPool
-from orca_core.models import Decoder
+from orca_core.models import AnyDecoder
 from orca_core.request import Request
 from orca_core.sampling import SampledToken, SamplingRow, sample
 from orca_core.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ class ModelExecutor:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: AnyDecoder,
         pool: KVPool,
         attention: AttentionBackend,
         stop_ids: frozenset[int] = frozenset(),
@@ -115,15 +115,13 @@ class ModelExecutor:
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
         """Compute all rows; float32 ``[n, vocab]`` for those that sample, ``None`` where none does."""
-        n_samples = batch.sample_rows.shape[0]
         if self._graphs is not None and self._graphs.fits(batch):
+            n_samples = batch.sample_rows.shape[0]
             logits = self._graphs.run(batch)
             if n_samples == len(batch.spans):
                 return logits
             return logits.index_select(0, batch.sample_rows) if n_samples else None
-        self._attention.prepare(batch)
-        hidden = self._decoder.forward(batch, self._pool, self._attention)
-        return self._decoder.logits(hidden.index_select(0, batch.sample_rows)) if n_samples else None
+        return self._decoder.next_logits(batch, self._pool, self._attention)
 
     def _sampling_row(self, request: Request) -> SamplingRow:
         spec = request.spec

@@ -8,8 +8,8 @@ import time
 import torch
 
 from orca_core.attention import AttentionBackend
-from orca_core.attention.reference import ReferenceAttention
 from orca_core.config import EngineConfig
+from orca_core.cpu import choose_compute
 from orca_core.errors import ConfigError, ModelLoadError
 from orca_core.executor import LoadedModel, ModelExecutor
 from orca_core.gpu import GpuLoading, choose_attention, gpu_loading
@@ -17,7 +17,7 @@ from orca_core.gpu_memory import CudaMeter, out_of_memory_with_numbers, wait_for
 from orca_core.host_memory import read_host_memory
 from orca_core.kv import KVManager, KVPool
 from orca_core.memory import decide_n_slots, kv_budget_cpu
-from orca_core.models import Decoder, load_model
+from orca_core.models import AnyDecoder, load_model
 from orca_core.source import ModelSource, resolve_source
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import ModelInfo
@@ -47,14 +47,17 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, device: torch.device) -> LoadedModel:
     started = time.monotonic()
-    decoder = load_model(source, dtype=config.dtype, device=device, max_model_len=config.max_model_len)
+    loaded = load_model(source, dtype=config.dtype, device=device, max_model_len=config.max_model_len)
     block_size = config.block_size_on(device.type)
-    max_model_len = decoder.config.max_position_embeddings
-    attention: AttentionBackend = ReferenceAttention()
+    max_model_len = loaded.config.max_position_embeddings
+    decoder: AnyDecoder
+    attention: AttentionBackend
     gpu: GpuLoading | None = None
     if device.type == "cuda":
-        attention = choose_attention(decoder, block_size)
-        gpu = gpu_loading(config, decoder, attention, max_model_len)
+        decoder, attention = loaded, choose_attention(loaded, block_size)
+        gpu = gpu_loading(config, loaded, attention, max_model_len)
+    else:
+        decoder, attention = choose_compute(loaded)
     budget = _kv_budget_cpu(config, decoder, attention, block_size) if gpu is None else gpu.kv_budget(block_size)
     extra_blocks = 0 if gpu is None else gpu.extra_blocks
     n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device), extra_blocks=extra_blocks)
@@ -88,7 +91,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
 
 
-def _kv_budget_cpu(config: EngineConfig, decoder: Decoder, attention: AttentionBackend, block_size: int) -> int:
+def _kv_budget_cpu(config: EngineConfig, decoder: AnyDecoder, attention: AttentionBackend, block_size: int) -> int:
     """Bytes of RAM for K and V, measured after the weights are in place.
 
     RAM is not profiled: activations are small beside the half of it that is left alone.

@@ -8,7 +8,7 @@ from orca_core.attention import AttentionBackend
 from orca_core.batch import Batch, Span
 from orca_core.executor import ModelExecutor
 from orca_core.kv import KVPool
-from orca_core.models import Decoder
+from orca_core.models import AnyDecoder
 from orca_core.request import Request
 from orca_core.types import GenerationRequest, SamplingParams
 
@@ -21,7 +21,7 @@ filters have to look at every token in order."""
 
 
 def warm_up(
-    decoder: Decoder,
+    decoder: AnyDecoder,
     attention: AttentionBackend,
     *,
     n_requests: int,

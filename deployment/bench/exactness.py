@@ -2,7 +2,7 @@
 
 In exact arithmetic nothing would differ. In floating point a product's last bits depend on how many rows are computed
 together, and where two tokens are almost equally likely they decide; from there on the texts part. In float32 that is
-so rare that tests demand equality; in bfloat16 it is not.
+so rare that tests demand equality; in bfloat16 it is not, but in the CPU kernels, whose sums have one order.
 """
 
 from __future__ import annotations

@@ -43,15 +43,16 @@ class DecoderWeights:
 class Decoder:
     """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
 
-    ``attention_specs``: how each layer attends, first to last.
+    ``attention_specs``: how each layer attends, first to last. ``rope_tables``: those its layers rotate by;
+    ``rope_of``: which of them each layer does, ``None`` = it does not.
     """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
-        self._weights = weights
+        self.weights = weights
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
-        self._tables = [RotaryTable(config, rope, self.device) for rope in ropes]
-        self._table_of = [None if layer.rope is None else ropes.index(layer.rope) for layer in config.layers]
+        self.rope_tables = [RotaryTable(config, rope, self.device) for rope in ropes]
+        self.rope_of = [None if layer.rope is None else ropes.index(layer.rope) for layer in config.layers]
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_specs = tuple(
             AttentionSpec(scale, layer.window, config.attention_softcap) for layer in config.layers
@@ -65,12 +66,12 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._weights.embedding.device
+        return self.weights.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights, of what flows between layers, and of K and V."""
-        return self._weights.embedding.dtype
+        return self.weights.embedding.dtype
 
     @property
     def kv_shape(self) -> KVShape:
@@ -83,18 +84,26 @@ class Decoder:
         config = self.config
         # a norm of q or k has one weight that all its heads share, or one a head
         n_shared = {None: 0, "head": 2, "width": config.n_heads + config.n_kv_heads}[config.qk_norm]
-        count = sum(tensor.numel() for tensor in self._weights.tensors())
+        count = sum(tensor.numel() for tensor in self.weights.tensors())
         return count + n_shared * config.head_dim * config.n_layers
+
+    def next_logits(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor | None:
+        """See ``AnyDecoder``."""
+        attention.prepare(batch)
+        hidden = self.forward(batch, pool, attention)
+        if batch.sample_rows.shape[0] == 0:
+            return None
+        return self.logits(hidden.index_select(0, batch.sample_rows))
 
     def forward(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor:
         """Hidden rows ``[n_tokens, hidden]`` after the last layer (before the final norm, see ``logits``).
 
         Writes K and V of every row of the batch into ``pool``. ``attention.prepare(batch)`` was called before.
         """
-        rotations = [table.at(batch.positions, self.dtype) for table in self._tables]
+        rotations = [table.at(batch.positions, self.dtype) for table in self.rope_tables]
         hidden = self._embed(batch)
-        for index, layer in enumerate(self._weights.layers):
-            table = self._table_of[index]
+        for index, layer in enumerate(self.weights.layers):
+            table = self.rope_of[index]
             rope = None if table is None else rotations[table]
             x = hidden if layer.attention_norm is None else layer.attention_norm(hidden)
             q, k, v = project_qkv(x, layer, self.config.n_heads, self.config.n_kv_heads, rope)
@@ -109,16 +118,16 @@ class Decoder:
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[n_rows, vocab]``, from rows of what ``forward`` returned."""
-        logits = F.linear(self._weights.norm(hidden_rows), self._weights.head).to(torch.float32)
+        logits = F.linear(self.weights.norm(hidden_rows), self.weights.head).to(torch.float32)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        hidden = F.embedding(batch.tokens, self._weights.embedding)
+        hidden = F.embedding(batch.tokens, self.weights.embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
-        if self._weights.positions is not None:
-            hidden = hidden + F.embedding(batch.positions, self._weights.positions)
+        if self.weights.positions is not None:
+            hidden = hidden + F.embedding(batch.positions, self.weights.positions)
         return hidden
 
 

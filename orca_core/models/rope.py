@@ -59,9 +59,13 @@ class RotaryTable:
 
     def at(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """``cos`` and ``signed_sin`` for ``rotate``, from int64 ``positions`` ``[n_tokens]``. Angles are float32."""
-        angles = positions.to(torch.float32)[:, None, None] * self._frequencies
-        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        cos, sin = (table[:, None] for table in self.angles(positions))
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, float32 ``[n_tokens, rotated elements / 2]``, of int64 ``positions`` ``[n_tokens]``."""
+        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        return angles.cos() * self._scaling, angles.sin() * self._scaling
 
 
 def _powers(rope: RopeConfig, dim: int) -> torch.Tensor:

@@ -245,6 +245,6 @@ def test_an_unknown_dtype(folder: Path) -> None:
 def test_weights_are_copies_that_need_no_gradient(folder: Path) -> None:
     decoder = load(folder)
     (folder / "model.safetensors").write_bytes(b"")
-    weights = list(decoder._weights.tensors())
+    weights = list(decoder.weights.tensors())
     assert not any(tensor.requires_grad for tensor in weights)
     assert all(torch.isfinite(tensor).all() for tensor in weights)

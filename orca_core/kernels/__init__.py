@@ -1,0 +1,12 @@
+"""Native kernels for CPUs: C++ that is compiled on first use, where there is a compiler and the instructions it needs.
+
+``find_kernels`` gives them, or why there are none; then everything runs in torch.
+"""
+
+from __future__ import annotations
+
+from orca_core.kernels.build import KernelError
+from orca_core.kernels.native import Heads, Kernels, PackedLinear, SpanTable
+from orca_core.kernels.variants import find_kernels
+
+__all__ = ["Heads", "KernelError", "Kernels", "PackedLinear", "SpanTable", "find_kernels"]

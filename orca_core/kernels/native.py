@@ -1,0 +1,180 @@
+"""The kernels as Python sees them: torch tensors go in as pointers, and everything is checked before that."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_double, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from orca_core.kernels.structs import CAttentionSpec, CBatch, CHeads, CLinear, CModel, CSpans
+
+_SIGNATURES: Final = (
+    ("orca_packed_bytes", c_int64, (c_int64, c_int64)),
+    ("orca_pack", None, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    ("orca_apply", None, (c_void_p, c_void_p, c_int64, c_void_p, c_int32)),
+    ("orca_attend", None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
+                           c_int32)),
+    ("orca_forward", c_int32, (c_void_p, c_void_p)),
+    ("orca_advise", None, (c_void_p, c_int64)),
+    ("orca_read_rate", c_double, (c_void_p, c_int64, c_int32, c_int32)),
+    ("orca_product_rate", c_double, (c_int32,)),
+)  # fmt: skip
+_HALF_PANEL: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How attention is divided. Query head h reads K/V head ``h // (n_heads // n_kv_heads)``."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTable:
+    """Spans as the kernels read them: int32 ``[n_spans, 4]`` of first row, rows, context and first entry in ``blocks``.
+
+    ``blocks``: int32, the block tables one behind the other.
+    """
+
+    spans: torch.Tensor
+    blocks: torch.Tensor
+    block_size: int
+
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int) -> SpanTable:
+        """From first row, number of rows, context and block table of each span.
+
+        Raises ``ValueError`` for a table that is too short.
+        """
+        tables = [blocks[: -(-context // block_size)] for _, _, context, blocks in rows]
+        if any(len(table) * block_size < context for table, (_, _, context, _) in zip(tables, rows, strict=True)):
+            raise ValueError("a block table is shorter than its context")
+        firsts = accumulate((len(table) for table in tables), initial=0)
+        spans = [(row, n, context, first) for (row, n, context, _), first in zip(rows, firsts, strict=False)]
+        flat = [block for table in tables for block in table]
+        return SpanTable(
+            torch.tensor(spans, dtype=torch.int32).view(-1, 4), torch.tensor(flat, dtype=torch.int32), block_size
+        )
+
+    def c(self) -> CSpans:
+        """The C structure. It points into this table, which must outlive it."""
+        return CSpans(self.spans.data_ptr(), self.blocks.data_ptr(), self.spans.shape[0], self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A projection in the kernels' layout. ``weight``: bytes; ``bias``: float32 in the order of the packed columns.
+
+    ``gated``: its first half are gates, its second half what they let through, laid side by side.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    n_out: int
+    n_in: int
+    gated: bool
+
+    def c(self) -> CLinear:
+        """The C structure. It points into these tensors, which must outlive it."""
+        return CLinear(
+            self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr(), self.n_out, self.n_in
+        )
+
+
+class Kernels:
+    """A compiled library. Its functions let other Python threads run, and use up to ``torch.get_num_threads()``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        for name, result, arguments in _SIGNATURES:
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        """Pack bfloat16 ``weight`` ``[n_out, n_in]``, ``n_in`` even, and ``bias`` ``[n_out]``.
+
+        Raises ``ValueError``.
+        """
+        _check(weight, "weight", torch.bfloat16, 2)
+        n_out, n_in = weight.shape
+        if n_in % 2 or (gated and n_out % 2):
+            raise ValueError(f"a weight of {n_out} x {n_in} cannot be packed")
+        packed = torch.empty(self._library.orca_packed_bytes(n_out, n_in), dtype=torch.uint8)
+        self._library.orca_advise(packed.data_ptr(), packed.numel())
+        self._library.orca_pack(weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads())
+        return PackedLinear(packed, None if bias is None else _pack_bias(bias, gated), n_out, n_in, gated)
+
+    def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        """float32 ``[n_rows, n_out]`` of bfloat16 ``x`` ``[n_rows, n_in]``. Raises ``ValueError``."""
+        _check(x, "x", torch.bfloat16, 2)
+        if x.shape[1] != linear.n_in or linear.gated:
+            raise ValueError(f"rows of {x.shape[1]} do not fit a weight with {linear.n_in} columns")
+        y = torch.empty(x.shape[0], linear.n_out, dtype=torch.float32)
+        c = linear.c()
+        self._library.orca_apply(byref(c), x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def attend(
+        self, table: SpanTable, heads: Heads, spec: CAttentionSpec, q: torch.Tensor, keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attention of ``q`` ``[n_tokens, n_heads, head_dim]`` over a layer's pool, all bfloat16.
+
+        ``keys``, ``values``: ``[n_blocks, block_size, n_kv_heads, head_dim]``. The table's numbers are not checked.
+        Raises ``ValueError``.
+        """
+        shape = (heads.n_kv_heads, heads.head_dim)
+        for name, pool in (("keys", keys), ("values", values)):
+            _check(pool, name, torch.bfloat16, 4)
+            if pool.shape[1] != table.block_size or pool.shape[2:] != shape:
+                raise ValueError(f"{name} of {tuple(pool.shape)} do not fit {heads}")
+        if q.dtype != torch.bfloat16 or q.shape[1:] != (heads.n_heads, heads.head_dim):
+            raise ValueError(f"q is {q.dtype} {tuple(q.shape)}, which does not fit {heads}")
+        if q.stride(2) != 1 or q.stride(1) != heads.head_dim:
+            q = q.contiguous()
+        out = torch.empty(q.shape, dtype=torch.bfloat16)
+        spans, c_heads = table.c(), CHeads(heads.n_heads, heads.n_kv_heads, heads.head_dim)
+        self._library.orca_attend(
+            byref(spans), byref(c_heads), byref(spec), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(),
+            out.data_ptr(), out.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def forward(self, model: CModel, batch: CBatch) -> None:
+        """A whole iteration. Raises ``MemoryError``. What the structures point to is the caller's to get right."""
+        if self._library.orca_forward(byref(model), byref(batch)):
+            raise MemoryError("an iteration found no memory for what it works with")
+
+    def read_rate(self, memory: torch.Tensor, *, prefetch: bool, n_threads: int) -> float:
+        """Bytes a second at which ``n_threads`` read ``memory``, once over."""
+        rate: float = self._library.orca_read_rate(memory.data_ptr(), memory.nbytes, int(prefetch), n_threads)
+        return rate
+
+    def product_rate(self, n_threads: int) -> float:
+        """Floating-point operations a second of the bfloat16 product, out of the nearest cache."""
+        rate: float = self._library.orca_product_rate(n_threads)
+        return rate
+
+
+def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, n_dims: int) -> None:
+    if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != n_dims or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be a contiguous {dtype} with {n_dims} dimensions on the CPU")
+
+
+def _pack_bias(bias: torch.Tensor, gated: bool) -> torch.Tensor:
+    wide = bias.to(torch.float32)
+    if not gated:
+        return wide.contiguous()
+    half = wide.shape[0] // 2
+    padded = torch.zeros(2, -(-half // _HALF_PANEL) * _HALF_PANEL)
+    padded[:, :half] = wide.view(2, half)
+    return padded.view(2, -1, _HALF_PANEL).transpose(0, 1).reshape(-1).contiguous()

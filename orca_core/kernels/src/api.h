@@ -1,0 +1,107 @@
+// What Python sees: plain structures (mirrored in native.py, field by field) and C functions.
+//
+// Sizes are in elements unless they say bytes. Rows of a matrix lie `stride` elements apart. Nothing here checks
+// anything: native.py does, before it calls.
+#pragma once
+
+#include <cstdint>
+
+#define ORCA_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// y = x W^T + bias, with W packed by orca_pack. bias: float32 [n_out] in the order of the packed columns, or null.
+struct orca_linear {
+  const void* weight;
+  const float* bias;
+  int64_t n_out, n_in;
+};
+
+// One request's rows in a flat batch: n_rows from `row` on, the last one at position context - 1. Its block table
+// begins at table[first_block].
+struct orca_span {
+  int32_t row, n_rows, context, first_block;
+};
+
+// A batch as attention sees it. table: numbers of blocks; block_size: slots in one.
+struct orca_spans {
+  const orca_span* spans;
+  const int32_t* table;
+  int32_t n_spans, block_size;
+};
+
+struct orca_heads {
+  int32_t n_heads, n_kv_heads, head_dim;
+};
+
+// window: positions a row sees, its own included; 0 = all. softcap: 0 = none.
+struct orca_attention_spec {
+  float scale, softcap;
+  int32_t window;
+};
+
+// rope: which pair of tables of the batch, -1 = q and k are not rotated. Norms of q and k: float32 [head_dim] or null.
+// keys, values: this layer's pool, bfloat16 [n_blocks, block_size, n_kv_heads, head_dim].
+struct orca_layer {
+  orca_linear qkv, output, gate_up, down;
+  const float *attention_norm, *mlp_norm, *q_norm, *k_norm;
+  void *keys, *values;
+  orca_attention_spec attention;
+  int32_t rope;
+};
+
+// A Llama-shaped decoder. head: packed [vocab, hidden]; embedding: the same for a tied one.
+struct orca_model {
+  const orca_layer* layers;
+  orca_linear head, embedding;
+  const float* norm;
+  orca_heads heads;
+  int32_t n_layers;
+  float eps, embedding_scale;
+};
+
+// cos, sin: float32 [n_rows, rotated / 2], one pair a rope; rotated: elements of a head that are.
+struct orca_rope {
+  const float *cos, *sin;
+  int32_t rotated;
+};
+
+// One iteration. sample_rows: those whose logits are wanted, in the order of the spans' samples; each is the last row of
+// its span, and sample_spans[i] is that span.
+struct orca_batch {
+  const int64_t *tokens, *slots;
+  const orca_rope* ropes;
+  orca_spans spans;
+  const int64_t* sample_rows;
+  const int32_t* sample_spans;
+  float* logits;
+  int64_t n_rows;
+  int32_t n_samples, n_threads;
+};
+
+// Bytes orca_pack writes for a [n_out, n_in] weight.
+ORCA_API int64_t orca_packed_bytes(int64_t n_out, int64_t n_in);
+
+// Packs bfloat16 weight [n_out, n_in]. gated: its first half are gates, its second half what they let through; the two
+// are laid side by side, 16 and 16.
+ORCA_API void orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads);
+
+// float32 y [n_rows, n_out] of bfloat16 x [n_rows, n_in].
+ORCA_API void orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads);
+
+// Attention of q over the pool. q and out: bfloat16 [rows, n_heads, head_dim].
+ORCA_API void orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
+                 int64_t q_stride, const void* keys, const void* values, void* out, int64_t out_stride,
+                 int32_t n_threads);
+
+// A whole iteration: K and V of all rows are written, the logits of sample_rows computed. Not 0: memory ran out.
+ORCA_API int32_t orca_forward(const orca_model* model, const orca_batch* batch);
+
+// Asks the system for large pages.
+ORCA_API void orca_advise(void* memory, int64_t bytes);
+
+// Time: bytes read a second by n_threads over `bytes`, in the way of `method` (0 loads, 1 with prefetches); products a
+// second of the instruction the tiles are built on.
+ORCA_API double orca_read_rate(const void* memory, int64_t bytes, int32_t method, int32_t n_threads);
+ORCA_API double orca_product_rate(int32_t n_threads);
+}

@@ -1,0 +1,349 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace orca {
+namespace {
+
+constexpr int kBlock = 64;      // keys that are scored together
+constexpr int kSegment = 512;   // keys whose softmax stands alone, to be merged with the other segments' in order
+constexpr int kItemRows = 48;   // query rows that share one packing of K and V
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+struct Item {
+  int32_t span, kv_head, row, n_rows;  // rows of the span, counted from its first
+  int32_t segment, n_segments;         // segments of its context
+  int32_t partial;                     // where a lone segment's result goes to be merged later; -1 = it is all there is
+};
+
+int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// What one item works with, in one piece of memory. Query rows are those of all heads of a token, token after token.
+struct Desk {
+  int n_rows, width, padded;  // query rows; head_dim; head_dim rounded up to whole panels
+  bf16 *q, *weights;          // [n_rows, padded], [kMaxRows, kBlock]
+  pair *keys, *values;        // panels: [kBlock / 32][padded / 2][32], [padded / 32][kBlock / 2][32]
+  float *out, *top, *sum;     // of the segment: [n_rows, padded], [n_rows], [n_rows]
+  float *all_out, *all_top, *all_sum;
+
+  static size_t bytes(int n_rows, int padded) {
+    return (size_t{2} * n_rows * padded + 2 * kMaxRows * kBlock + size_t{4} * kBlock * padded +
+            size_t{8} * n_rows * padded + 16 * round_up(n_rows, kLanes) + 64);
+  }
+
+  Desk(void* memory, int rows, int head_dim) : n_rows(rows), width(head_dim), padded(round_up(head_dim, kPanel)) {
+    char* at = static_cast<char*>(memory);
+    const auto cut = [&](size_t size) { return std::exchange(at, at + size); };
+    const size_t matrix = size_t{4} * n_rows * padded, column = size_t{4} * round_up(n_rows, kLanes);
+    out = reinterpret_cast<float*>(cut(matrix)), all_out = reinterpret_cast<float*>(cut(matrix));
+    keys = reinterpret_cast<pair*>(cut(size_t{2} * kBlock * padded));
+    values = reinterpret_cast<pair*>(cut(size_t{2} * kBlock * padded));
+    top = reinterpret_cast<float*>(cut(column)), all_top = reinterpret_cast<float*>(cut(column));
+    sum = reinterpret_cast<float*>(cut(column)), all_sum = reinterpret_cast<float*>(cut(column));
+    weights = reinterpret_cast<bf16*>(cut(2 * kMaxRows * kBlock));
+    q = reinterpret_cast<bf16*>(cut(size_t{2} * n_rows * padded));
+  }
+};
+
+// The keys of one block, for one K/V head. Keys from `end` on are not there: zeros.
+class Block {
+ public:
+  Block(const Attention& a, const orca_span& span, int kv_head, int first, int end) : n_(std::min(kBlock, end - first)) {
+    const int64_t row = int64_t{a.heads.n_kv_heads} * a.heads.head_dim;
+    const int size = a.spans.block_size;
+    for (int i = 0; i < n_; ++i) {
+      const int64_t block = a.spans.table[span.first_block + (first + i) / size];
+      where_[i] = (block * size + (first + i) % size) * row + int64_t{kv_head} * a.heads.head_dim;
+    }
+  }
+
+  void pack_keys(const bf16* keys, Desk& desk) const {
+    for (int dim = 0; dim < desk.width; dim += 32) {
+      const __mmask32 mask = first_halves(desk.width - dim);
+      for (int key = 0; key < round_up(n_, kPanel); key += kLanes) {
+        __m512i rows[16];
+        for (int i = 0; i < kLanes; ++i) {
+          rows[i] = key + i < n_ ? _mm512_maskz_loadu_epi16(mask, keys + where_[key + i]  + dim) : _mm512_setzero_si512();
+        }
+        transpose(rows);
+        pair* to = desk.keys + (key / kPanel) * (desk.padded / 2) * kPanel + dim / 2 * kPanel + key % kPanel;
+        for (int i = 0; i < kLanes; ++i) _mm512_store_si512(to + i * kPanel, rows[i]);
+      }
+    }
+  }
+
+  void pack_values(const bf16* values, Desk& desk) const {
+    const __m512i evens = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i odds = _mm512_add_epi16(evens, _mm512_set1_epi16(16));
+    for (int dim = 0; dim < desk.width; dim += 32) {
+      const __mmask32 mask = first_halves(desk.width - dim);
+      pair* to = desk.values + dim / kPanel * (kBlock / 2) * kPanel;
+      for (int key = 0; key < n_; key += 2) {
+        const __m512i one = _mm512_maskz_loadu_epi16(mask, values + where_[key] + dim);
+        const __m512i two =
+            key + 1 < n_ ? _mm512_maskz_loadu_epi16(mask, values + where_[key + 1] + dim) : _mm512_setzero_si512();
+        _mm512_store_si512(to + key / 2 * kPanel, _mm512_permutex2var_epi16(one, evens, two));
+        _mm512_store_si512(to + key / 2 * kPanel + kLanes, _mm512_permutex2var_epi16(one, odds, two));
+      }
+    }
+  }
+
+  int size() const { return n_; }
+
+ private:
+  int n_;
+  int64_t where_[kBlock];
+};
+
+// Which keys of a block a row at `position` sees, as a mask of 16 from `first` on.
+__mmask16 visible(int position, int window, int first) {
+  const __mmask16 not_later = first_lanes(position + 1 - first);
+  if (window == 0) return not_later;
+  return not_later & static_cast<__mmask16>(~first_lanes(position + 1 - window - first));
+}
+
+// Scores of R rows become weights in `desk.weights`; what the rows have so far is scaled to the new largest score.
+template <int R>
+void soften(const Attention& a, Desk& desk, int row, const int* positions, int first, int n_vectors,
+            __m512 (&scores)[R][4]) {
+  for (int r = 0; r < R; ++r) {
+    __m512 largest = _mm512_set1_ps(kNothing);
+    for (int i = 0; i < n_vectors; ++i) {
+      __m512 score = _mm512_mul_ps(scores[r][i], _mm512_set1_ps(a.spec.scale));
+      if (a.spec.softcap != 0) {
+        const __m512 cap = _mm512_set1_ps(a.spec.softcap);
+        score = _mm512_mul_ps(cap, tanh(_mm512_div_ps(score, cap)));
+      }
+      const __mmask16 seen = visible(positions[r], a.spec.window, first + i * kLanes);
+      scores[r][i] = _mm512_mask_mov_ps(_mm512_set1_ps(kNothing), seen, score);
+      largest = _mm512_max_ps(largest, scores[r][i]);
+    }
+    const float before = desk.top[row + r], top = std::max(before, _mm512_reduce_max_ps(largest));
+    const __m512 base = _mm512_set1_ps(top == kNothing ? 0.f : top);
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < n_vectors; ++i) {
+      const __m256i weight = narrow(exp(_mm512_sub_ps(scores[r][i], base)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(desk.weights + r * kBlock + i * kLanes), weight);
+      sum = _mm512_add_ps(sum, widen(weight));  // as they were rounded, so that they add up to 1
+    }
+    const float keep = _mm512_cvtss_f32(exp(_mm512_sub_ps(_mm512_set1_ps(before), base)));
+    desk.top[row + r] = top;
+    desk.sum[row + r] = desk.sum[row + r] * keep + _mm512_reduce_add_ps(sum);
+    if (keep != 1.f) {
+      float* out = desk.out + static_cast<size_t>(row + r) * desk.padded;
+      for (int i = 0; i < desk.padded; i += kLanes) {
+        _mm512_store_ps(out + i, _mm512_mul_ps(_mm512_load_ps(out + i), _mm512_set1_ps(keep)));
+      }
+    }
+  }
+}
+
+// R rows of the desk over one block of keys.
+template <int R>
+void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions, int first, int n_keys) {
+  __m512 scores[R][4];
+  const auto* q = reinterpret_cast<const pair*>(desk.q + static_cast<size_t>(row) * desk.padded);
+  const int n_keys_padded = round_up(n_keys, kPanel);
+  for (int panel = 0; panel < n_keys_padded / kPanel; ++panel) {
+    __m512 sums[R][2];
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    const pair* keys = desk.keys + static_cast<size_t>(panel) * (desk.padded / 2) * kPanel;
+    multiply<R>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
+    for (int r = 0; r < R; ++r) scores[r][2 * panel] = sums[r][0], scores[r][2 * panel + 1] = sums[r][1];
+  }
+  soften<R>(a, desk, row, positions, first, n_keys_padded / kLanes, scores);
+  for (int dim = 0; dim < desk.padded; dim += kPanel) {
+    const pair* values = desk.values + static_cast<size_t>(dim / kPanel) * (kBlock / 2) * kPanel;
+    float* out = desk.out + static_cast<size_t>(row) * desk.padded + dim;
+    __m512 sums[R][2];
+    for (int r = 0; r < R; ++r) {
+      sums[r][0] = _mm512_load_ps(out + r * desk.padded), sums[r][1] = _mm512_load_ps(out + r * desk.padded + kLanes);
+    }
+    multiply<R>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
+                {reinterpret_cast<const char*>(values), 0}, sums);
+    for (int r = 0; r < R; ++r) {
+      _mm512_store_ps(out + r * desk.padded, sums[r][0]), _mm512_store_ps(out + r * desk.padded + kLanes, sums[r][1]);
+    }
+  }
+}
+
+// Adds a segment's result to what the segments before it gave.
+void merge(int padded, float top, float sum, const float* out, float* all_top, float* all_sum, float* all_out) {
+  if (sum == 0.f) return;  // it sees nothing of the segment
+  const float highest = std::max(*all_top, top);
+  const float keep = _mm512_cvtss_f32(exp(_mm512_set1_ps(*all_top - highest)));
+  const float add = _mm512_cvtss_f32(exp(_mm512_set1_ps(top - highest)));
+  for (int i = 0; i < padded; i += kLanes) {
+    const __m512 more = _mm512_mul_ps(_mm512_loadu_ps(out + i), _mm512_set1_ps(add));
+    _mm512_storeu_ps(all_out + i, _mm512_fmadd_ps(_mm512_loadu_ps(all_out + i), _mm512_set1_ps(keep), more));
+  }
+  *all_top = highest, *all_sum = *all_sum * keep + sum * add;
+}
+
+void finish(const Attention& a, const orca_span& span, const Item& item, int index, const float* out, float sum) {
+  const int group = a.heads.n_heads / a.heads.n_kv_heads, head = item.kv_head * group + index % group;
+  bf16* to = a.out + (span.row + item.row + index / group) * a.out_stride + int64_t{head} * a.heads.head_dim;
+  const __m512 divisor = _mm512_set1_ps(sum);
+  for (int i = 0; i < a.heads.head_dim; i += kLanes) {
+    store_bf16(to + i, first_lanes(a.heads.head_dim - i), _mm512_div_ps(_mm512_loadu_ps(out + i), divisor));
+  }
+}
+
+void take_queries(const Attention& a, const orca_span& span, const Item& item, Desk& desk) {
+  const int group = desk.n_rows / item.n_rows;
+  for (int i = 0; i < desk.n_rows; ++i) {
+    const int head = item.kv_head * group + i % group;
+    const bf16* from = a.q.data + (span.row + item.row + i / group) * a.q.stride + int64_t{head} * desk.width;
+    bf16* to = desk.q + static_cast<size_t>(i) * desk.padded;
+    for (int dim = 0; dim < desk.padded; dim += 32) {
+      const __mmask32 mask = first_halves(desk.width - dim);
+      _mm512_storeu_si512(to + dim, _mm512_maskz_loadu_epi16(mask, from + dim));
+    }
+  }
+}
+
+void compute_segment(const Attention& a, const orca_span& span, const Item& item, Desk& desk, int segment) {
+  std::fill_n(desk.out, static_cast<size_t>(desk.n_rows) * desk.padded, 0.f);
+  std::fill_n(desk.top, desk.n_rows, kNothing);
+  std::fill_n(desk.sum, desk.n_rows, 0.f);
+  const int group = desk.n_rows / item.n_rows, position = span.context - span.n_rows + item.row;
+  const int end = std::min((segment + 1) * kSegment, position + item.n_rows);
+  const int visible_from = a.spec.window == 0 ? 0 : std::max(0, position + 1 - a.spec.window);
+  for (int first = std::max(segment * kSegment, visible_from / kBlock * kBlock); first < end; first += kBlock) {
+    const Block block(a, span, item.kv_head, first, end);
+    block.pack_keys(a.keys, desk), block.pack_values(a.values, desk);
+    const int first_row = std::max(0, first - position) * group;  // earlier rows see nothing of it
+    for (int row = first_row; row < desk.n_rows; row += kMaxRows) {
+      int positions[kMaxRows];
+      const int n = std::min(kMaxRows, desk.n_rows - row);
+      for (int r = 0; r < n; ++r) positions[r] = position + (row + r) / group;
+      with_rows(n, [&](auto constant) {
+        block_of_rows<decltype(constant)::value>(a, desk, row, positions, first, block.size());
+      });
+    }
+  }
+}
+
+void compute(const Attention& a, const Item& item, float* partials) {
+  thread_local Scratch scratch;
+  const orca_span& span = a.spans.spans[item.span];
+  const int n_rows = item.n_rows * (a.heads.n_heads / a.heads.n_kv_heads);
+  const int padded = round_up(a.heads.head_dim, kPanel);
+  Desk desk(scratch.get(Desk::bytes(n_rows, padded)), n_rows, a.heads.head_dim);
+  take_queries(a, span, item, desk);
+  if (item.partial >= 0) {
+    compute_segment(a, span, item, desk, item.segment);
+    float* to = partials + static_cast<size_t>(item.partial) * (padded + 2);
+    for (int i = 0; i < n_rows; ++i, to += padded + 2) {
+      to[0] = desk.top[i], to[1] = desk.sum[i];
+      std::copy_n(desk.out + static_cast<size_t>(i) * padded, padded, to + 2);
+    }
+    return;
+  }
+  std::fill_n(desk.all_out, static_cast<size_t>(n_rows) * padded, 0.f);
+  std::fill_n(desk.all_top, n_rows, kNothing);
+  std::fill_n(desk.all_sum, n_rows, 0.f);
+  for (int segment = item.segment; segment < item.segment + item.n_segments; ++segment) {
+    compute_segment(a, span, item, desk, segment);
+    for (int i = 0; i < n_rows; ++i) {
+      const size_t at = static_cast<size_t>(i) * padded;
+      merge(padded, desk.top[i], desk.sum[i], desk.out + at, desk.all_top + i, desk.all_sum + i, desk.all_out + at);
+    }
+  }
+  for (int i = 0; i < n_rows; ++i) {
+    finish(a, span, item, i, desk.all_out + static_cast<size_t>(i) * padded, desk.all_sum[i]);
+  }
+}
+
+// All items of a batch. Where they are few and long, every segment is an item, and `n_partials` rows are to be merged.
+std::vector<Item> items_of(const Attention& a, int n_threads, int* n_partials) {
+  std::vector<Item> items;
+  const int group = a.heads.n_heads / a.heads.n_kv_heads, most = std::max(1, kItemRows / group);
+  const bool few = a.spans.n_spans * a.heads.n_kv_heads < 8 * n_threads;
+  for (int s = 0; s < a.spans.n_spans; ++s) {
+    const orca_span& span = a.spans.spans[s];
+    const int n_pieces = (span.n_rows + most - 1) / most;
+    for (int kv_head = 0; kv_head < a.heads.n_kv_heads; ++kv_head) {
+      for (int piece = n_pieces - 1; piece >= 0; --piece) {  // those with the most to see first
+        const int row = static_cast<int>(int64_t{span.n_rows} * piece / n_pieces);
+        const int end = static_cast<int>(int64_t{span.n_rows} * (piece + 1) / n_pieces);
+        const int position = span.context - span.n_rows + row;
+        const int first = a.spec.window == 0 ? 0 : std::max(0, position + 1 - a.spec.window) / kSegment;
+        const int n_segments = (position + end - row - 1) / kSegment + 1 - first;
+        const Item item{s, kv_head, row, end - row, first, n_segments, -1};
+        if (!few || n_pieces > 1 || n_segments == 1) {
+          items.push_back(item);
+          continue;
+        }
+        for (int segment = first; segment < first + n_segments; ++segment) {
+          items.push_back({s, kv_head, row, end - row, segment, n_segments, *n_partials});
+          *n_partials += (end - row) * group;
+        }
+      }
+    }
+  }
+  return items;
+}
+
+void merge_partials(const Attention& a, const std::vector<Item>& items, const float* partials) {
+  const int group = a.heads.n_heads / a.heads.n_kv_heads, padded = round_up(a.heads.head_dim, kPanel);
+  std::vector<float> all(padded);
+  for (size_t i = 0; i < items.size(); i += items[i].partial < 0 ? 1 : items[i].n_segments) {
+    const Item& item = items[i];
+    if (item.partial < 0) continue;
+    const int n_rows = item.n_rows * group;
+    for (int row = 0; row < n_rows; ++row) {
+      float top = kNothing, sum = 0;
+      std::fill(all.begin(), all.end(), 0.f);
+      for (int segment = 0; segment < item.n_segments; ++segment) {
+        const float* one = partials + (static_cast<size_t>(item.partial) + segment * n_rows + row) * (padded + 2);
+        merge(padded, one[0], one[1], one + 2, &top, &sum, all.data());
+      }
+      finish(a, a.spans.spans[item.span], item, row, all.data(), sum);
+    }
+  }
+}
+
+}  // namespace
+
+void* Scratch::get(size_t bytes) {
+  if (bytes > bytes_) {
+    std::free(memory_);
+    bytes_ = (bytes + 4095) / 4096 * 4096;
+    memory_ = std::aligned_alloc(64, bytes_);
+    if (memory_ == nullptr) {
+      bytes_ = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return memory_;
+}
+
+Scratch::~Scratch() { std::free(memory_); }
+
+void attend(Workers::Session& workers, const Attention& attention) {
+  int n_partials = 0;
+  const std::vector<Item> items = items_of(attention, workers.n_threads(), &n_partials);
+  std::vector<float> partials(static_cast<size_t>(n_partials) * (round_up(attention.heads.head_dim, kPanel) + 2));
+  const int n = static_cast<int>(items.size()), in_part = n / kMaxParts + 1;
+  workers.run((n + in_part - 1) / in_part, [&](int part) {
+    for (int i = part * in_part; i < std::min(n, (part + 1) * in_part); ++i) compute(attention, items[i], partials.data());
+  });
+  if (n_partials > 0) merge_partials(attention, items, partials.data());
+}
+
+}  // namespace orca
+
+using namespace orca;
+
+void orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
+                 int64_t q_stride, const void* keys, const void* values, void* out, int64_t out_stride,
+                 int32_t n_threads) {
+  Workers::Session workers(n_threads);
+  attend(workers, {*spans, *heads, *spec, {static_cast<const bf16*>(q), q_stride}, static_cast<const bf16*>(keys),
+                   static_cast<const bf16*>(values), static_cast<bf16*>(out), out_stride});
+}

@@ -1,0 +1,116 @@
+#include "workers.h"
+
+#include <immintrin.h>
+#include <pthread.h>
+
+#include <chrono>
+#include <thread>
+
+namespace orca {
+namespace {
+
+constexpr int kSpins = 1000;  // some 40 microseconds: longer than the pause between two parts of an iteration
+
+uint64_t pack(uint32_t epoch, uint64_t first, uint64_t end) { return uint64_t{epoch} << 32 | first << 16 | end; }
+
+std::atomic<Workers*> g_shared{nullptr};
+
+}  // namespace
+
+Workers& Workers::shared() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    g_shared = new Workers();  // never deleted: its threads end with the process
+    pthread_atfork(nullptr, nullptr, [] { g_shared = new Workers(); });  // a child has none of its parent's threads
+  });
+  return *g_shared;
+}
+
+Workers::Session::Session(int n_threads) : workers_(&shared()), n_threads_(1) {
+  if (n_threads <= 1 || !workers_->taken_.try_lock()) return;
+  n_threads_ = n_threads < kMaxThreads ? n_threads : kMaxThreads;
+  workers_->grow(n_threads_);
+}
+
+Workers::Session::~Session() {
+  if (n_threads_ > 1) workers_->taken_.unlock();
+}
+
+void Workers::grow(int n_threads) {
+  for (; n_alive_ < n_threads; ++n_alive_) {
+    std::thread(&Workers::live, this, n_alive_, epoch_.load()).detach();
+  }
+}
+
+void Workers::publish(int n_threads, int n_parts, Call call, const void* context) {
+  const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  left_.store(n_parts, std::memory_order_relaxed);
+  call_.store(call, std::memory_order_relaxed);
+  context_.store(context, std::memory_order_relaxed);
+  n_shares_.store(n_threads, std::memory_order_relaxed);
+  for (int i = 0; i < n_threads; ++i) {
+    const auto first = static_cast<uint64_t>(n_parts) * i / n_threads;
+    const auto end = static_cast<uint64_t>(n_parts) * (i + 1) / n_threads;
+    shares_[i].state.store(pack(epoch, first, end), std::memory_order_release);
+  }
+  epoch_.store(epoch);
+  if (n_asleep_.load() > 0) {
+    std::lock_guard<std::mutex> lock(sleep_);
+    wake_.notify_all();
+  }
+  work(epoch, 0);
+  for (int spins = 0; left_.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins < kSpins) {
+      _mm_pause();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // somebody was taken off the CPU amid a part
+    }
+  }
+}
+
+void Workers::live(int self, uint32_t seen) {
+  for (;;) {
+    int spins = 0;
+    while (epoch_.load(std::memory_order_acquire) == seen && spins < kSpins) {
+      _mm_pause();
+      ++spins;
+    }
+    if (spins == kSpins) {
+      std::unique_lock<std::mutex> lock(sleep_);
+      n_asleep_.fetch_add(1);
+      wake_.wait(lock, [&] { return epoch_.load() != seen; });
+      n_asleep_.fetch_sub(1);
+    }
+    seen = epoch_.load(std::memory_order_acquire);
+    work(seen, self);
+  }
+}
+
+void Workers::work(uint32_t epoch, int self) {
+  const Call call = call_.load(std::memory_order_relaxed);
+  const void* context = context_.load(std::memory_order_relaxed);
+  const int n_shares = n_shares_.load(std::memory_order_relaxed);
+  if (self >= n_shares) return;
+  for (int i = 0; i < n_shares; ++i) {
+    const int share = (self + i) % n_shares;
+    // what was read above is this epoch's if a part can be taken: the next one is published after all parts are done
+    for (int part; take(epoch, share, i != 0, &part);) {
+      call(context, part);
+      left_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+}
+
+bool Workers::take(uint32_t epoch, int share, bool from_the_end, int* part) {
+  std::atomic<uint64_t>& state = shares_[share].state;
+  uint64_t now = state.load(std::memory_order_acquire);
+  for (;;) {
+    const uint64_t first = now >> 16 & 0xffff, end = now & 0xffff;
+    if (static_cast<uint32_t>(now >> 32) != epoch || first >= end) return false;
+    *part = static_cast<int>(from_the_end ? end - 1 : first);
+    const uint64_t next = from_the_end ? pack(epoch, first, end - 1) : pack(epoch, first + 1, end);
+    if (state.compare_exchange_weak(now, next, std::memory_order_acq_rel)) return true;
+  }
+}
+
+}  // namespace orca

@@ -1,0 +1,84 @@
+"""Which kernels fit this CPU, and whether they are wanted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from orca_core.kernels.build import KernelError, build
+from orca_core.kernels.native import Kernels
+
+logger = logging.getLogger(__name__)
+
+SWITCH: Final = "ORCA_KERNELS"
+"""Environment variable: ``off`` = torch computes everything."""
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compile the sources. ``needs``: features of the CPU, as Linux names them; ``flags``: the compiler's.
+
+    Another instruction set (AVX2, AMX, NEON) is another entry, and another ``tile.h`` and ``simd.h``.
+    """
+
+    name: str
+    machine: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+VARIANTS: Final = (
+    Variant(
+        "avx512_bf16",
+        "x86_64",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma", "avx2", "bmi2"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mavx2", "-mbmi2",
+         "-mprefer-vector-width=512"),
+    ),
+)  # fmt: skip
+
+
+def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
+    """What Linux says the CPU can do; nothing where it does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def choose_variant(features: frozenset[str], machine: str) -> Variant:
+    """The first that fits. Raises ``KernelError`` where none does."""
+    for variant in VARIANTS:
+        if variant.machine == machine and variant.needs <= features:
+            return variant
+    names = ", ".join(variant.name for variant in VARIANTS)
+    raise KernelError(f"this CPU has none of the instruction sets they are written for ({names})")
+
+
+def find_kernels() -> Kernels:
+    """The kernels for this CPU, compiled if need be. Raises ``KernelError`` where there are none to be had."""
+    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
+        raise KernelError(f"they are turned off (${SWITCH})")
+    variant = choose_variant(cpu_features(), platform.machine())
+    return _load(variant)
+
+
+@cache
+def _load(variant: Variant) -> Kernels:
+    library = build(variant.flags)
+    try:
+        return Kernels(library)
+    except (OSError, AttributeError) as error:
+        raise KernelError(f"{library} cannot be loaded: {error}") from error

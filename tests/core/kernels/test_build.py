@@ -1,0 +1,159 @@
+"""Compiling the kernels: once, by one, whole or not at all; and what is said where it cannot be done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orca_core.kernels import build as build_module
+from orca_core.kernels.build import KernelError, build, default_cache, find_compiler
+from orca_core.kernels.variants import SWITCH, VARIANTS, choose_variant, cpu_features, find_kernels
+
+COMPILER = """#!/bin/sh
+if [ "$1" = --version ]; then echo "stand-in $VERSION"; exit 0; fi
+echo called >> {log}
+while [ $# -gt 1 ]; do shift; done
+{action}
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a compiler that notes each call and then does something with its last argument, the library."""
+
+    def make(action: str = 'echo library > "$1"') -> Path:
+        path = tmp_path / "compiler"
+        path.write_text(COMPILER.format(log=tmp_path / "log", action=action))
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def calls(tmp_path: Path) -> int:
+    log = tmp_path / "log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def build_one(compiler: str, cache: Path) -> str:
+    return str(build((), compiler=compiler, cache=cache))
+
+
+def test_it_is_compiled_once(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    made = [build((), compiler=str(compiler()), cache=tmp_path / "cache") for _ in range(3)]
+    assert len(set(made)) == 1
+    assert made[0].read_text() == "library\n"
+    assert calls(tmp_path) == 1
+
+
+def test_other_flags_or_another_compiler_make_another_library(
+    tmp_path: Path, compiler: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = str(compiler()), tmp_path / "cache"
+    made = {build(flags, compiler=path, cache=cache) for flags in ((), ("-a",), ("-a", "-b"), ("-a-b",))}
+    monkeypatch.setenv("VERSION", "2")
+    made.add(build((), compiler=path, cache=cache))
+    assert len(made) == 5
+
+
+def test_other_sources_make_another_library(
+    tmp_path: Path, compiler: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = str(compiler()), tmp_path / "cache"
+    before = build((), compiler=path, cache=cache)
+    sources = tmp_path / "src"
+    shutil.copytree(build_module.SOURCES, sources)
+    (sources / "tile.h").write_text("// changed\n" + (sources / "tile.h").read_text())
+    monkeypatch.setattr(build_module, "SOURCES", sources)
+    assert build((), compiler=path, cache=cache) != before
+
+
+def test_processes_that_start_together_compile_it_once(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    path = str(compiler('i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; echo library > "$1"'))
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        made = pool.starmap(build_one, [(path, tmp_path / "cache")] * 8)
+    assert len(set(made)) == 1
+    assert calls(tmp_path) == 1
+
+
+def test_a_compiler_that_fails_leaves_nothing(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    path = compiler('echo half > "$1"; echo "no room" >&2; exit 3')
+    cache = tmp_path / "cache"
+    with pytest.raises(KernelError, match="failed \\(3\\): no room"):
+        build((), compiler=str(path), cache=cache)
+    assert [each.suffix for each in cache.iterdir()] == [".lock"]
+    assert build((), compiler=str(compiler()), cache=cache).read_text() == "library\n"
+
+
+def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    with pytest.raises(KernelError, match="can be written by"):
+        build((), compiler=str(compiler()), cache=cache)
+    assert calls(tmp_path) == 0
+
+
+def test_a_cache_of_our_own_is_closed_to_others(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    build((), compiler=str(compiler()), cache=tmp_path / "a" / "cache")
+    assert stat.S_IMODE((tmp_path / "a" / "cache").stat().st_mode) == 0o700
+
+
+def test_a_cache_that_cannot_be_made_is_no_disaster(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KernelError, match="could not be built"):
+        build((), compiler=str(compiler()), cache=tmp_path / "file" / "cache")
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler"):
+        find_compiler()
+    monkeypatch.setenv("CXX", "my-compiler")
+    with pytest.raises(KernelError, match="my-compiler"):
+        find_compiler()
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ORCA_KERNELS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "orca-serve" / "kernels"
+    monkeypatch.setenv("ORCA_KERNELS_CACHE", "/y/z")
+    assert default_cache() == Path("/y/z")
+
+
+def test_where_it_is_for_who_has_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("ORCA_KERNELS_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert default_cache() == tmp_path / f"orca-serve-kernels-{os.getuid()}"
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "off")
+    with pytest.raises(KernelError, match="turned off"):
+        find_kernels()
+
+
+def test_features_are_read_from_the_first_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert cpu_features(path) == {"fpu", "avx2", "fma"}
+    assert cpu_features(tmp_path / "none") == frozenset()
+
+
+def test_a_cpu_without_the_instructions_gets_none() -> None:
+    (variant,) = VARIANTS
+    assert choose_variant(variant.needs | {"more"}, "x86_64") is variant
+    for features, machine in ((variant.needs - {"avx512_bf16"}, "x86_64"), (variant.needs, "aarch64")):
+        with pytest.raises(KernelError, match="none of the instruction sets"):
+            choose_variant(features, machine)
