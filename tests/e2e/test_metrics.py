@@ -55,7 +55,8 @@ def n_requests(samples: Samples) -> float:
 
 
 def test_the_endpoint_tells_what_has_happened(settled: Server) -> None:
-    before = scrape(settled)
+    known = settled.stub.GetStatus(pb.GetStatusRequest(), timeout=20).counters["requests"]
+    before = wait_for(settled, lambda now: n_requests(now) == known)  # what other tests did is exported by then
     usages = []
     for n in (1, 9):
         sampling = pb.Sampling(max_new_tokens=n, ignore_eos=True)
