@@ -117,7 +117,10 @@ class Launcher:
         except Exception as error:  # ingresses that do not answer have nothing open that could be saved
             _log.warning("could not drain: %s", error)
         self._deployed = False
-        serve.delete(self._file.app_name)
+        try:
+            serve.delete(self._file.app_name)
+        except Exception as error:  # Serve gives up waiting for actors that take long to end; `stop` ends our own Ray
+            _log.warning("the application has not ended yet: %s", error)
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""
