@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import httpx
@@ -19,12 +18,6 @@ BODY: dict[str, Any] = {"model": "smollm2-135m-instruct", "prompt": "Once upon a
 
 def url(server: Server, path: str) -> str:
     return f"http://127.0.0.1:{server.http_port}{path}"
-
-
-def wait_for_work(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while not sum(load.running for load in server.loads()):
-        assert time.monotonic() < deadline, "nothing runs"
 
 
 def test_a_stream_and_a_whole_answer_agree(settled: Server) -> None:
@@ -49,8 +42,7 @@ def test_a_client_that_leaves_a_stream_frees_its_slots(settled: Server) -> None:
     """Field case A3."""
     body = {**BODY, "max_tokens": 900, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", url(settled, "/v1/completions"), json=body) as answer:
-        next(answer.iter_lines())
-        wait_for_work(settled)
+        next(answer.iter_lines())  # nothing is sent before there is a token: it runs
 
 
 def test_a_client_that_leaves_a_whole_answer_frees_its_slots(settled: Server) -> None:
