@@ -41,7 +41,9 @@ def test_a_failed_iteration_ends_its_requests_and_the_loop_goes_on(bench: Bench)
 def test_failures_without_end_kill_the_engine_and_everybody_hears_of_it(bench: Bench) -> None:
     """Field case D19: no waiter hangs, health says why, new requests are refused."""
     bench.executor.errors = [RuntimeError("boom") for _ in range(100)]
+    bench.executor.hold()  # or the engine may be dead before the last of them is submitted
     channels = [bench.engine.submit(make_spec(3, 5)) for _ in range(30)]
+    bench.executor.let_go()
     ends = []
     for channel in channels:
         with pytest.raises((InternalError, EngineDeadError)) as caught:
