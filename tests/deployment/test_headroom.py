@@ -242,6 +242,15 @@ def test_news_of_others_counts_once_all_replicas_have_told_theirs(book: Headroom
     assert book.best(["a", "b"], 10) == "b"
 
 
+def test_what_others_have_no_more_counts_at_once(book: HeadroomBook, tell: Teller) -> None:
+    """Ends are told to everybody when they happen; only what has begun is told by some sooner than by others."""
+    tell(a=full(10), b=full(4))
+    book.survey({"a": full(10), "b": full(4)})
+    tell(a=IDLE, b=IDLE)
+    chosen = [send(book, f"r{i}", ["a", "b"], 10) for i in range(8)]
+    assert chosen.count("a") == chosen.count("b") == 4
+
+
 def test_what_is_ours_is_not_taken_for_that_of_others(book: HeadroomBook, tell: Teller) -> None:
     tell(a=IDLE, b=IDLE)
     for number in range(3):
