@@ -37,8 +37,7 @@ class _Known:
     """A replica. ``unseen``: what was sent to it and is not in the load it reported.
 
     ``in_flight_slots``, ``in_flight``: all that was sent to it and has not ended. ``others``: what others had there,
-    slots and requests, when all replicas were last asked; ``None`` = it was not asked yet. ``told_since``: whether it
-    has reported since then.
+    slots and requests, when all replicas were last asked; ``None`` = it was not asked yet. ``asked_at``: when that was.
     """
 
     standing: Standing | None = None
@@ -47,7 +46,7 @@ class _Known:
     in_flight_slots: int = 0
     in_flight: int = 0
     others: tuple[int, int] | None = None
-    told_since: bool = False
+    asked_at: float = 0.0
     refused: bool = False
     suspect_since: float | None = None
     iteration_s: float = 0.0
@@ -87,18 +86,21 @@ class HeadroomBook:
         if before is not None and before.load.running and standing.load.iterations > before.load.iterations:
             each = (standing.at - before.at) / (standing.load.iterations - before.load.iterations)
             known.iteration_s += (each - known.iteration_s) * (_SMOOTHING if known.iteration_s else 1.0)
-        known.standing, known.received_at, known.told_since = standing, now, True
+        known.standing, known.received_at = standing, now
         known.refused, known.suspect_since = False, None
         for attempt_id in [name for name, booked in known.unseen.items() if _is_seen(booked, standing)]:
             del known.unseen[attempt_id]
 
-    def survey(self, loads: Mapping[str, Load]) -> None:
-        """How all replicas stood at one moment: what of it is not ours belongs to others. See ``best``."""
+    def survey(self, loads: Mapping[str, Load], asked_at: float) -> None:
+        """How all replicas stood at one moment, soon after ``asked_at``: what of it is not ours belongs to others.
+
+        See ``best``. The answers are handed over together: a report may have come since that is newer.
+        """
         for replica, load in loads.items():
             known = self._known.setdefault(replica, _Known())
             slots = load.reserved_slots + load.queued_slots - known.in_flight_slots
             known.others = max(0, slots), max(0, load.running + load.waiting - known.in_flight)
-            known.told_since = False
+            known.asked_at = asked_at
 
     def forget(self, replica: str) -> None:
         """A replica is gone, with all that was sent to it."""
@@ -217,9 +219,10 @@ class HeadroomBook:
             return None
         if known.others is not None and now - known.received_at <= self._stale_after_s:
             unseen, others = sum(booked.demand for booked in known.unseen.values()), known.others
+            told_since = known.received_at > known.asked_at
             seen, n_seen = known.in_flight_slots - unseen, known.in_flight - len(known.unseen)
-            headroom = load.n_slots - unseen - _taken(load.n_slots - load.headroom, seen, others[0], known.told_since)
-            n_open = len(known.unseen) + _taken(load.running + load.waiting, n_seen, others[1], known.told_since)
+            headroom = load.n_slots - unseen - _taken(load.n_slots - load.headroom, seen, others[0], told_since)
+            n_open = len(known.unseen) + _taken(load.running + load.waiting, n_seen, others[1], told_since)
         return min(headroom / load.n_slots, 1.0 - n_open / self._max_batch_size)
 
 

@@ -26,10 +26,13 @@ ALONE_UNTIL_MISSES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the replicas last said of themselves, and when, on the ingress's clock."""
+    """What the replicas last said of themselves. ``asked_at``, ``at``: when they were asked and when all had answered,
+    on the ingress's clock.
+    """
 
     reports: tuple[ReplicaReport, ...] = ()
     at: float = field(default=float("-inf"))
+    asked_at: float = field(default=float("-inf"))
 
 
 class Links:
@@ -87,9 +90,9 @@ class Links:
         return await asyncio.shield(self._polling)
 
     async def _poll(self) -> Heard:
-        before = set(self._links.values())
+        before, asked_at = set(self._links.values()), self._clock()
         reports = await self._replicas.reports(self.ingress_id, self._depth())
-        self.heard = Heard(tuple(reports), self._clock())
+        self.heard = Heard(tuple(reports), self._clock(), asked_at)
         present = {report.replica for report in reports}
         for link in self:
             if link in before:
