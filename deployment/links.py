@@ -74,8 +74,12 @@ class Links:
         return self._links.get(replica)
 
     def usable(self) -> list[str]:
-        """The replicas that may be sent something new."""
-        open_ = [link for link in self._links.values() if link.is_open]
+        """The replicas that may be sent something new.
+
+        While no poll finds anybody, polls are what is wrong perhaps, and all links will do; but not one to a replica of
+        which Serve says that it has left: there it would refuse to carry a call again and again.
+        """
+        open_ = [link for link in self._links.values() if link.is_open and not link.gone]
         present = [link.replica for link in open_ if link.missed < LEFT_AFTER_MISSES]
         return present or [link.replica for link in open_]
 
@@ -97,6 +101,7 @@ class Links:
         for link in self:
             if link in before:
                 link.missed = 0 if link.replica in present else link.missed + 1
+                link.gone = link.gone and link.missed > 0
                 if link.missed:  # it was not asked, perhaps: show it in another way that we live
                     self._replicas.drop(link.replica, link.link_id, ())
         for report in reports:
@@ -123,7 +128,7 @@ class Links:
         """Serve does not know a replica any more."""
         link = self._links.get(replica)
         if link is not None:
-            link.missed = max(link.missed, LEFT_AFTER_MISSES)
+            link.missed, link.gone = max(link.missed, LEFT_AFTER_MISSES), True
 
     # ---- losses
 
