@@ -107,7 +107,7 @@ class Dispatcher:
     async def poll(self) -> Heard:
         """Ask all replicas how they are, and take what follows from it."""
         heard = await self._links.poll()
-        self._book.survey({report.replica: report.load for report in heard.reports})
+        self._book.survey({report.replica: report.load for report in heard.reports}, heard.asked_at)
         self._pump()
         self._metrics.line(self.waiting_requests, self.waiting_slots)
         return heard

@@ -46,6 +46,10 @@ MAX_CALLS_PER_CONNECTION: Final = 4096
 CALL_LIMITS: Final = {
     f"RAY_SERVE_HAPROXY_H2_{end}_MAX_CONCURRENT_STREAMS": str(MAX_CALLS_PER_CONNECTION) for end in ("FE", "BE")
 }
+RETRY_ON: Final = {"RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"}
+"""Serve's own choice is the first alone. An ingress that exits closes idle connections, and a request that meets such a
+close is answered with nothing at all. Another ingress may have it then: a generation has no effects to repeat."""
+
 _ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
 _N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
 _RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
@@ -122,6 +126,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         # how long an actor lingers for balancers that learn late of its end: ours learns at once
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         **CALL_LIMITS,
+        **RETRY_ON,
         OWNED_VARIABLE: "1",
         # an ingress takes the first free port of these; gRPC listens with SO_REUSEPORT, which calls a port free that
         # another Serve's ingress has, and the kernel would then share our clients out between the two

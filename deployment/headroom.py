@@ -37,7 +37,7 @@ class _Known:
     """A replica. ``unseen``: what was sent to it and is not in the load it reported.
 
     ``in_flight_slots``, ``in_flight``: all that was sent to it and has not ended. ``others``: what others had there,
-    slots and requests, when all replicas were last asked; ``None`` = it was not asked yet.
+    slots and requests, when all replicas were last asked; ``None`` = it was not asked yet. ``asked_at``: when that was.
     """
 
     standing: Standing | None = None
@@ -46,6 +46,7 @@ class _Known:
     in_flight_slots: int = 0
     in_flight: int = 0
     others: tuple[int, int] | None = None
+    asked_at: float = 0.0
     refused: bool = False
     suspect_since: float | None = None
     iteration_s: float = 0.0
@@ -90,12 +91,16 @@ class HeadroomBook:
         for attempt_id in [name for name, booked in known.unseen.items() if _is_seen(booked, standing)]:
             del known.unseen[attempt_id]
 
-    def survey(self, loads: Mapping[str, Load]) -> None:
-        """How all replicas stood at one moment: what of it is not ours belongs to others. See ``best``."""
+    def survey(self, loads: Mapping[str, Load], asked_at: float) -> None:
+        """How all replicas stood at one moment, soon after ``asked_at``: what of it is not ours belongs to others.
+
+        See ``best``. The answers are handed over together: a report may have come since that is newer.
+        """
         for replica, load in loads.items():
             known = self._known.setdefault(replica, _Known())
             slots = load.reserved_slots + load.queued_slots - known.in_flight_slots
             known.others = max(0, slots), max(0, load.running + load.waiting - known.in_flight)
+            known.asked_at = asked_at
 
     def forget(self, replica: str) -> None:
         """A replica is gone, with all that was sent to it."""
@@ -121,7 +126,8 @@ class HeadroomBook:
 
         Whether there is room is judged by the latest report. How much, compared with others, is not: what other
         ingresses have sent in this instant is in the reports of some replicas and not yet in those of the rest, and
-        all ingresses would run to the rest. So their part is taken from the last survey, the same moment for all.
+        all ingresses would run to the rest. So their part is taken from the last survey, the same moment for all, less
+        what has ended since: that, replicas tell everybody at once.
         """
         now = self._clock()
         free: list[tuple[bool, float, float, str]] = []
@@ -212,13 +218,20 @@ class HeadroomBook:
         if headroom < demand or n_open >= self._max_batch_size:
             return None
         if known.others is not None and now - known.received_at <= self._stale_after_s:
-            unseen = sum(booked.demand for booked in known.unseen.values())
-            # what we share with others in its cache counts once, so that what is ours may be more than the load
-            ours = min(load.reserved_slots + load.queued_slots, known.in_flight_slots - unseen) + unseen
-            headroom = load.n_slots - ours - known.others[0]
-            n_seen = min(load.running + load.waiting, known.in_flight - len(known.unseen))
-            n_open = n_seen + len(known.unseen) + known.others[1]
+            unseen, others = sum(booked.demand for booked in known.unseen.values()), known.others
+            told_since = known.received_at > known.asked_at
+            seen, n_seen = known.in_flight_slots - unseen, known.in_flight - len(known.unseen)
+            headroom = load.n_slots - unseen - _taken(load.n_slots - load.headroom, seen, others[0], told_since)
+            n_open = len(known.unseen) + _taken(load.running + load.waiting, n_seen, others[1], told_since)
         return min(headroom / load.n_slots, 1.0 - n_open / self._max_batch_size)
+
+
+def _taken(reported: int, ours: int, others: int, told_since: bool) -> int:
+    """What we and others have of a replica, when others had ``others`` at the last survey.
+
+    What is shared in its cache counts once, so that ours may be more than all that is reported.
+    """
+    return min(reported, ours) + (min(others, max(0, reported - ours)) if told_since else others)
 
 
 def _is_seen(booked: _Booked, standing: Standing) -> bool:

@@ -65,6 +65,8 @@ class Link:
         """Seconds since the last parcel in which our own event loop was not the one that was late."""
         self.missed = 0
         """Polls in a row in which the replica was not among those that answer."""
+        self.gone = False
+        """Whether Serve has said that it does not know the replica, which no poll has contradicted since."""
         self._stream = stream
         self._owner = owner
         self._on_broken = on_broken

@@ -26,10 +26,13 @@ ALONE_UNTIL_MISSES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the replicas last said of themselves, and when, on the ingress's clock."""
+    """What the replicas last said of themselves. ``asked_at``, ``at``: when they were asked and when all had answered,
+    on the ingress's clock.
+    """
 
     reports: tuple[ReplicaReport, ...] = ()
     at: float = field(default=float("-inf"))
+    asked_at: float = field(default=float("-inf"))
 
 
 class Links:
@@ -71,8 +74,12 @@ class Links:
         return self._links.get(replica)
 
     def usable(self) -> list[str]:
-        """The replicas that may be sent something new."""
-        open_ = [link for link in self._links.values() if link.is_open]
+        """The replicas that may be sent something new.
+
+        While no poll finds anybody, polls are what is wrong perhaps, and all links will do; but not one to a replica of
+        which Serve says that it has left: there it would refuse to carry a call again and again.
+        """
+        open_ = [link for link in self._links.values() if link.is_open and not link.gone]
         present = [link.replica for link in open_ if link.missed < LEFT_AFTER_MISSES]
         return present or [link.replica for link in open_]
 
@@ -87,13 +94,14 @@ class Links:
         return await asyncio.shield(self._polling)
 
     async def _poll(self) -> Heard:
-        before = set(self._links.values())
+        before, asked_at = set(self._links.values()), self._clock()
         reports = await self._replicas.reports(self.ingress_id, self._depth())
-        self.heard = Heard(tuple(reports), self._clock())
+        self.heard = Heard(tuple(reports), self._clock(), asked_at)
         present = {report.replica for report in reports}
         for link in self:
             if link in before:
                 link.missed = 0 if link.replica in present else link.missed + 1
+                link.gone = link.gone and link.missed > 0
                 if link.missed:  # it was not asked, perhaps: show it in another way that we live
                     self._replicas.drop(link.replica, link.link_id, ())
         for report in reports:
@@ -120,7 +128,7 @@ class Links:
         """Serve does not know a replica any more."""
         link = self._links.get(replica)
         if link is not None:
-            link.missed = max(link.missed, LEFT_AFTER_MISSES)
+            link.missed, link.gone = max(link.missed, LEFT_AFTER_MISSES), True
 
     # ---- losses
 

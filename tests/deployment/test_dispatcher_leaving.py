@@ -72,3 +72,25 @@ async def test_links_work_while_serve_knows_of_no_replica(make: Make) -> None:
     for _ in range(ALONE_UNTIL_MISSES):
         await plane.poll()
     assert not plane.replicas.all["a"].replica._attached
+
+
+async def test_a_request_waits_for_the_next_replica_when_the_last_one_is_leaving(make: Make) -> None:
+    """A new version of a service of one replica: the old one finishes what it has while the new one starts."""
+    plane = await ready(make, "a")
+    busy = plane.ask(4, 30)
+    await plane.step(2)
+    plane.replicas.names.discard("a")
+    n_before = plane.replicas.all["a"].n_submits
+    late = [plane.ask(4, 6) for _ in range(3)]
+    for _ in range(8):
+        await plane.step(1)
+        await plane.pass_time(INTERVAL_S)
+    assert [client.error for client in (busy, *late)] == [None] * 4
+    assert plane.dispatcher.waiting_requests == 3
+    assert plane.replicas.all["a"].n_submits == n_before
+    plane.replicas.add(FarReplica("b"))
+    await plane.poll()
+    await plane.run_out()
+    for client in (busy, *late):
+        assert_undisturbed(client)
+    plane.assert_idle()

@@ -17,6 +17,7 @@ import pytest
 from deployment.haproxy import (
     BINARY_VARIABLE,
     CALL_LIMITS,
+    RETRY_ON,
     command_line,
     free_range,
     installed_command,
@@ -147,4 +148,4 @@ def test_calls_per_connection_are_set_where_serve_reads_them() -> None:
     from ray.serve._private import constants
 
     assert all(name in vars(constants) for name in CALL_LIMITS)
-    assert set(CALL_LIMITS.items()) <= set(own_environment("/tmp/x", 1.0).items())
+    assert {*CALL_LIMITS.items(), *RETRY_ON.items()} <= set(own_environment("/tmp/x", 1.0).items())
