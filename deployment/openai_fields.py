@@ -73,14 +73,6 @@ _UNSUPPORTED: Final[Mapping[str, Callable[[Any], bool]]] = {
     "skip_special_tokens": _is(True),
     "spaces_between_special_tokens": _is(True),
     "logits_processors": _is([]),
-}
-_UNSUPPORTED_COMPLETION: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "suffix": _is(""),
-    "prompt_embeds": _never,
-    "messages": _never,
-    "top_logprobs": _never,
-}
-_UNSUPPORTED_CHAT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "tools": _is([]),
     "tool_choice": _is("none", "auto"),
     "functions": _is([]),
@@ -89,6 +81,14 @@ _UNSUPPORTED_CHAT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "audio": _never,
     "prediction": _never,
     "web_search_options": _never,
+}
+_UNSUPPORTED_COMPLETION: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "suffix": _is(""),
+    "prompt_embeds": _never,
+    "messages": _never,
+    "top_logprobs": _never,
+}
+_UNSUPPORTED_CHAT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "reasoning_effort": _is("none"),
     "verbosity": _is("medium"),
     "store": _is(False),

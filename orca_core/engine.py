@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -14,8 +13,9 @@ from typing import Self
 from orca_core.admission import Admission
 from orca_core.channel import Channel
 from orca_core.config import EngineConfig
-from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError, OrcaError
+from orca_core.errors import EngineClosedError, EngineDeadError, InvalidRequestError
 from orca_core.executor import LoadedModel
+from orca_core.inbox import Inbox
 from orca_core.iterations import IterationObserver
 from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
@@ -61,14 +61,7 @@ class Engine:
         self._model = model
         self._loop: EngineLoop | None = None
         self._thread: threading.Thread | None = None
-        self._wakeup = threading.Condition()
-        # everything below is guarded by _wakeup
-        self._arrivals: deque[tuple[GenerationRequest, Channel, float]] = deque()
-        self._cancels: list[str] = []
-        self._open: Admission | None = None
-        self._progress_at = 0.0
-        self._drain_until: float | None = None  # set once the engine is closing
-        self._dead: EngineDeadError | None = None
+        self._inbox = Inbox(clock)
 
     # ---- life
 
@@ -91,24 +84,20 @@ class Engine:
             kv,
             clock=self._clock,
             max_stream_backlog=config.max_stream_backlog,
-            on_end=self._on_end,
-            on_books=self._on_books,
+            on_end=self._inbox.on_end,
+            on_books=self._inbox.on_books,
             on_iteration=self._on_iteration,
         )
-        self._open = Admission(
-            self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots
+        self._inbox.open(
+            Admission(self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots)
         )
-        self._progress_at = self._clock()
         self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
         self._thread.start()
         return self
 
     def close(self, drain_timeout_s: float = 0.0) -> None:
         """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent."""
-        with self._wakeup:
-            until = self._clock() + drain_timeout_s
-            self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
-            self._wakeup.notify_all()
+        self._inbox.close(drain_timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._loop = None
@@ -125,44 +114,19 @@ class Engine:
     def submit(self, request: GenerationRequest) -> Channel:
         """Hand a validated request to the loop; its chunks come out of the channel.
 
+        Close the channel to cancel. One that is neither read nor closed is taken for a stalled reader.
         Raises ``EngineClosedError``, ``EngineDeadError``, ``OverloadedError`` where too much is waiting already, or
         ``InvalidRequestError`` for a request id that is in use.
         """
-        channel = Channel(request.request_id, self.cancel)
-        with self._wakeup:
-            now, admission = self._clock(), self._check_open()
-            if request.request_id in admission:
-                raise InvalidRequestError("request_id", "is in use by an unfinished request")
-            was_idle = not len(admission)
-            admission.enter(request.request_id, request.total_tokens, now)
-            if was_idle:  # progress is measured from here
-                self._progress_at = now
-            self._arrivals.append((request, channel, now))
-            self._wakeup.notify_all()
-        return channel
+        return self._inbox.submit(request)
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Channel]:
         """As ``submit``, but the loop sees all of them before it chooses its next batch. Where it raises, none runs."""
-        channels: list[Channel] = []
-        with self._wakeup:  # reentrant: the loop takes arrivals in only once it is free again
-            try:
-                for request in requests:
-                    channels.append(self.submit(request))
-            except OrcaError:
-                for channel in channels:
-                    channel.close()
-                raise
-        return channels
+        return self._inbox.submit_all(requests)
 
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
-        with self._wakeup:
-            if self._open is not None and request_id in self._open:
-                self._cancels.append(request_id)
-                self._wakeup.notify_all()
-                return CancelOutcome.CANCELLED
-            ended = self._open is not None and self._open.has_ended(request_id)
-            return CancelOutcome.ALREADY_FINISHED if ended else CancelOutcome.NOT_FOUND
+        return self._inbox.cancel(request_id)
 
     def make_request(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
@@ -205,34 +169,20 @@ class Engine:
 
     def load(self) -> Load:
         """Slots and counts as of the last iteration, with what has arrived since counted as queued."""
-        with self._wakeup:
-            return Load() if self._open is None else self._open.load
+        return self._inbox.load()
 
     def health(self) -> Health:
         """Whether the engine makes progress: the loop lives, and work that is pending has seen an iteration lately."""
-        with self._wakeup:
-            if self._dead is not None:
-                return Health(False, self._dead.reason)
-            if self._thread is None or not self._thread.is_alive():
-                return Health(False, "the engine is not running")
-            stalled_s = self._clock() - self._progress_at
-            n_open = 0 if self._open is None else len(self._open)
-            if n_open and stalled_s > self.config.progress_timeout_s:
-                return Health(False, f"no iteration has ended for {stalled_s:.0f} s with {n_open} requests open")
-            return Health(True)
+        health = self._inbox.health(self.config.progress_timeout_s)
+        if health.ok and (self._thread is None or not self._thread.is_alive()):
+            return Health(False, "the engine is not running")
+        return health
 
     def _running_model(self) -> LoadedModel:
         model = self._model
         if model is None or self._thread is None:
             raise EngineClosedError
         return model
-
-    def _check_open(self) -> Admission:
-        if self._dead is not None:
-            raise self._dead
-        if self._open is None or self._drain_until is not None:
-            raise EngineClosedError("the engine is not running" if self._open is None else "the engine is closing")
-        return self._open
 
     # ---- the loop thread
 
@@ -251,43 +201,18 @@ class Engine:
 
     def _receive(self, loop: EngineLoop) -> bool:
         """Wait until there is something to do and take it in. False: it is time to end."""
-        with self._wakeup:
-            while loop.idle and not self._arrivals and not self._cancels and self._drain_until is None:
-                self._wakeup.wait()
-            arrivals, self._arrivals = self._arrivals, deque()
-            if self._open is not None:
-                self._open.take_in()
-            cancels, self._cancels = self._cancels, []
-            closing = self._drain_until is not None and (
-                self._clock() >= self._drain_until or (loop.idle and not arrivals)
-            )
+        taken = self._inbox.take(lambda: loop.idle)
+        if taken is None:
+            return False
+        arrivals, cancels = taken
         for request, channel, arrived_at in arrivals:
             loop.receive(request, channel, arrived_at)
-        for request_id in cancels:
-            loop.cancel(request_id)
-        return not closing
+        for request_id, channel_or_none in cancels:
+            loop.cancel(request_id, channel_or_none)
+        return True
 
-    def _on_end(self, request_id: str) -> None:
-        """Called by the loop when a request leaves it."""
-        with self._wakeup:
-            if self._open is not None:
-                self._open.leave(request_id, self._clock())
-
-    def _on_books(self, load: Load) -> None:
-        """Called by the loop when a turn is over, before anybody hears of it."""
-        with self._wakeup:
-            if self._open is not None:
-                self._open.book(load)
-            self._progress_at = self._clock()
-
-    def _give_up(self, loop: EngineLoop, error: OrcaError) -> None:
+    def _give_up(self, loop: EngineLoop, error: EngineClosedError | EngineDeadError) -> None:
         """Fail whoever is still waiting, so that nobody waits for ever."""
-        with self._wakeup:
-            if isinstance(error, EngineDeadError):
-                self._dead = error
-            elif self._drain_until is None:
-                self._drain_until = self._clock()
-            arrivals, self._arrivals = self._arrivals, deque()
-        for request, channel, arrived_at in arrivals:
+        for request, channel, arrived_at in self._inbox.bury(error):
             loop.receive(request, channel, arrived_at)
-        loop.abandon(error if isinstance(error, EngineClosedError | EngineDeadError) else EngineClosedError())
+        loop.abandon(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 
 import torch
 
@@ -64,7 +65,7 @@ def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, devic
     n_blocks = KVManager.blocks_needed(n_slots, block_size, config.max_batch_size) + extra_blocks
     pool = KVPool(decoder.kv_shape, n_blocks, block_size, device)
     graphs = None if gpu is None else gpu.graphs(pool)
-    eos_ids = tuple(sorted({*decoder.config.eos_ids, *tokenizer.eos_ids}))
+    eos_ids = _known_eos_ids(config.model, {*decoder.config.eos_ids, *tokenizer.eos_ids}, decoder.config.vocab_size)
     info = ModelInfo(
         model_id=config.model,
         architecture=decoder.config.architecture,
@@ -89,6 +90,14 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not has_cuda:
         raise ConfigError("device", "cuda was asked for, but torch sees no CUDA device here")
     return torch.device("cuda", torch.cuda.current_device()) if has_cuda and name != "cpu" else torch.device("cpu")
+
+
+def _known_eos_ids(model: str, ids: Collection[int], vocab_size: int) -> tuple[int, ...]:
+    """In order, without those that the model cannot say: some configurations name -1, or a token of another model."""
+    unknown = sorted(i for i in ids if not 0 <= i < vocab_size)
+    if unknown:
+        logger.warning("%s: eos ids %s are outside its vocabulary of %d, left out", model, unknown, vocab_size)
+    return tuple(sorted(i for i in ids if 0 <= i < vocab_size))
 
 
 def _kv_budget_cpu(config: EngineConfig, decoder: AnyDecoder, attention: AttentionBackend, block_size: int) -> int:

@@ -129,10 +129,13 @@ class EngineLoop:
             return
         self._live[spec.request_id] = _Live(request, channel, text)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request because the client gave up, whatever state it is in. An unknown id is no error."""
+    def cancel(self, request_id: str, only: Channel | None = None) -> None:
+        """End a request because the client gave up, whatever state it is in. An unknown id is no error.
+
+        ``only``: the channel it must write to, where that matters.
+        """
         live = self._live.get(request_id)
-        if live is not None:
+        if live is not None and only in (None, live.channel):
             self._fail(live.request, RequestCancelledError(request_id))
 
     def expire(self) -> None:

@@ -63,7 +63,8 @@ class SamplingParams:
     - ``temperature``: 0 = greedy (the most likely token; ties go to the lowest id).
     - ``top_k``: 0 = off. ``top_p``: 1 = off. ``min_p``: 0 = off; keeps tokens with p >= min_p * max p.
     - ``seed``: ``None`` = chosen at random per request. The same seed gives the same tokens whatever the batch.
-    - ``stop``: strings that end generation; not part of the text unless ``include_stop_text``.
+    - ``stop``: strings that end generation; not part of the text unless ``include_stop_text``. One string is one stop
+      string. Of ``stop``, ``stop_token_ids`` and ``logit_bias``, ``None`` is none, and a copy is kept.
     - ``stop_token_ids``: like eos, for this request. ``ignore_eos``: eos ids don't end the request.
     - ``repetition_penalty`` (1 = off, over prompt and output), ``presence_penalty`` and ``frequency_penalty`` (0 =
       off, over output): as in the OpenAI and transformers definitions.
@@ -100,17 +101,42 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, legal in SAMPLING_RANGES.items():
             _check_number(name, getattr(self, name), legal)
+        for name in ("ignore_eos", "include_stop_text"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(name, "must be true or false")
+        stop: object = self.stop
+        keep = object.__setattr__  # frozen for everybody else
+        keep(self, "stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
+        keep(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        keep(self, "logit_bias", _as_dict("logit_bias", self.logit_bias))
         _check_stops(self.stop)
         _check_ids("stop_token_ids", self.stop_token_ids)
         _check_ids("logit_bias", self.logit_bias)
         for bias in self.logit_bias.values():
-            if not _is_number(bias) or not LOGIT_BIAS_RANGE.contains(bias):
+            if not is_number(bias) or not LOGIT_BIAS_RANGE.contains(bias):
                 raise InvalidRequestError("logit_bias", f"values must be numbers in {LOGIT_BIAS_RANGE}")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidRequestError("min_new_tokens", "must not be above max_new_tokens")
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidRequestError(name, "must be a list")
+    return tuple(value)
+
+
+def _as_dict(name: str, value: object) -> dict[object, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(name, "must map token ids to numbers")
+    return dict(value)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an integer or a float; a truth value is neither."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -118,7 +144,7 @@ def _check_number(name: str, value: object, legal: Range) -> None:
     if value is None and name in _OPTIONAL_FIELDS:
         return
     wanted = "an integer" if name in _INTEGER_FIELDS else "a number"
-    if not _is_number(value) or (name in _INTEGER_FIELDS and not isinstance(value, int)):
+    if not is_number(value) or (name in _INTEGER_FIELDS and not isinstance(value, int)):
         raise InvalidRequestError(name, f"must be {wanted}")
     if not legal.contains(value):
         raise InvalidRequestError(name, f"must be {wanted} in {legal}")

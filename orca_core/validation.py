@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 from orca_core.errors import InvalidRequestError, RequestTooLargeError
-from orca_core.params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from orca_core.params import DEFAULT_MAX_NEW_TOKENS, Range, SamplingParams, is_number
 from orca_core.types import GenerationRequest, ModelInfo
+
+TIMEOUT_RANGE_S: Final = Range(0, 1e9, low_open=True)
 
 
 def make_request(
@@ -25,15 +27,10 @@ def make_request(
     Raises ``InvalidRequestError`` (empty prompt, ids outside the vocabulary, bad timeout, as many tokens emitted as
     there may be) and ``RequestTooLargeError`` with both numbers where prompt + ``max_new_tokens`` could never fit.
     """
-    if not token_ids:
-        raise InvalidRequestError("prompt", "must have at least one token")
-    if len(token_ids) >= info.max_model_len:  # before looking at each of what may be millions
-        raise RequestTooLargeError(len(token_ids), sampling.max_new_tokens or 1, info.max_model_len, "max_model_len")
-    _check_ids("prompt", token_ids, info.vocab_size)
-    _check_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
-    _check_ids("logit_bias", tuple(sampling.logit_bias), info.vocab_size)
-    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise InvalidRequestError("timeout_s", "must be a positive number of seconds")
+    _check_prompt(token_ids, sampling, info)
+    _check_sampling(sampling, info)
+    if timeout_s is not None and not (is_number(timeout_s) and TIMEOUT_RANGE_S.contains(timeout_s)):
+        raise InvalidRequestError("timeout_s", f"must be a number of seconds in {TIMEOUT_RANGE_S}")
     n_prompt = len(token_ids)
     room = min(info.max_model_len, info.n_slots) - n_prompt
     wanted = sampling.max_new_tokens
@@ -50,6 +47,24 @@ def make_request(
     _check_ids("emitted_ids", emitted_ids, info.vocab_size)
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
     return GenerationRequest(request_id, tuple(token_ids), wanted, seed, sampling, timeout_s, tuple(emitted_ids))
+
+
+def _check_prompt(token_ids: object, sampling: SamplingParams, info: ModelInfo) -> None:
+    if isinstance(token_ids, str | bytes | bytearray) or not isinstance(token_ids, Sequence):
+        raise InvalidRequestError("prompt", "must be a list of token ids")
+    if not token_ids:
+        raise InvalidRequestError("prompt", "must have at least one token")
+    if len(token_ids) >= info.max_model_len:  # before looking at each of what may be millions
+        raise RequestTooLargeError(len(token_ids), sampling.max_new_tokens or 1, info.max_model_len, "max_model_len")
+    _check_ids("prompt", token_ids, info.vocab_size)
+
+
+def _check_sampling(sampling: SamplingParams, info: ModelInfo) -> None:
+    """What cannot be known without the model: which ids there are."""
+    _check_ids("stop_token_ids", sampling.stop_token_ids, info.vocab_size)
+    _check_ids("logit_bias", tuple(sampling.logit_bias), info.vocab_size)
+    if sampling.min_new_tokens and len({*sampling.stop_token_ids, *info.eos_ids}) >= info.vocab_size:
+        raise InvalidRequestError("stop_token_ids", "leave no token to choose before min_new_tokens")
 
 
 def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:

@@ -44,6 +44,11 @@ class RopeConfig:
     divisors: tuple[float, ...] = ()
     long_divisors: tuple[float, ...] = ()
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        """Rotations over the original length from which on a dimension is fast, and up to which it is slow (yarn)."""
+        return self.beta_fast, self.beta_slow
+
     def check(self, source: str, head_dim: int) -> None:
         """Refuse what no table can be built from. Raises ``ModelLoadError``; ``source`` is for its message."""
         dim = head_dim if self.dim is None else self.dim
@@ -58,8 +63,8 @@ class RopeConfig:
             raise ModelLoadError(source, "configuration: rope needs original_max_position_embeddings")
         if self.variant == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ModelLoadError(source, "configuration: rope needs 0 < low_freq_factor < high_freq_factor")
-        if self.variant == "yarn" and not (self.theta > 1 and self.beta_fast > 0 and self.beta_slow > 0):
-            raise ModelLoadError(source, "configuration: yarn rope needs theta above 1 and positive betas")
+        if self.variant == "yarn" and not (self.theta > 1 and all(1e-6 <= b <= 1e6 for b in self.betas)):
+            raise ModelLoadError(source, "configuration: yarn rope needs theta above 1 and betas in [1e-6, 1e6]")
         lists = {"divided": (self.divisors,), "longrope": (self.divisors, self.long_divisors)}.get(self.variant, ())
         if any(len(divisors) != dim // 2 or not all(divisors) for divisors in lists):
             raise ModelLoadError(source, f"configuration: rope needs {dim // 2} divisors, none of them 0")

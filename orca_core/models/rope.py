@@ -92,7 +92,7 @@ def _yarn(rope: RopeConfig, dim: int) -> torch.Tensor:
         turns = rope.original_max_position_embeddings / (n_rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(rope.theta))
 
-    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    low, high = map(dimension_of, rope.betas)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)

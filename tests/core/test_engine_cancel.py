@@ -7,11 +7,14 @@ import threading
 
 import pytest
 
+from orca_core.channel import Channel
 from orca_core.errors import (
     DeadlineExceededError,
     OrcaError,
     RequestCancelledError,
 )
+from orca_core.iterations import Iteration
+from orca_core.tokenizer import Tokenizer
 from orca_core.types import CancelOutcome, SamplingParams
 from tests.core.builders import make_spec
 from tests.core.engine_bench import Bench, ids_of
@@ -66,6 +69,29 @@ def test_three_distinct_answers(bench: Bench) -> None:
     list(bench.engine.submit(make_spec(request_id="done")))
     assert bench.engine.cancel("done") is CancelOutcome.ALREADY_FINISHED
     assert bench.engine.cancel("never") is CancelOutcome.NOT_FOUND
+
+
+@pytest.mark.parametrize("how", ["cancelled by id", "its channel closed"])
+def test_who_leaves_too_late_spares_the_next_request_of_the_same_id(tokenizer: Tokenizer, how: str) -> None:
+    """Between a request's last iteration and the moment its reader hears of it, its id is free again."""
+    channels: list[Channel] = []
+
+    def reuse(_: Iteration) -> None:
+        if len(channels) == 1:
+            channels.append(made.engine.submit(make_spec(3, 4, request_id="same")))
+            if how == "its channel closed":
+                channels[0].close()
+
+    made = Bench(tokenizer, on_iteration=reuse)
+    made.executor.hold()
+    with made.engine:
+        channels.append(made.engine.submit(make_spec(3, 1, request_id="same")))
+        made.executor.wait_until_held()
+        if how == "cancelled by id":
+            assert made.engine.cancel("same") is CancelOutcome.CANCELLED
+        made.executor.let_go()
+        made.wait_for(lambda load: load.generated_tokens == 5)
+        assert len(ids_of(channels[1])) == 4
 
 
 def test_cancel_during_a_chunked_initiation(bench: Bench) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +114,16 @@ def test_stopped_by_the_checkpoints_own_eos(folder: Path, engine: Engine) -> Non
     later = SamplingParams(max_new_tokens=20, logit_bias={eos_id: 100.0}, min_new_tokens=4)
     (result,) = engine.generate([[20, 30]], later)
     assert result.token_ids.index(eos_id) == 4  # four tokens, then it may end
+
+
+def test_an_eos_id_that_the_model_cannot_say_is_left_out(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 2**70, N_VOCAB, 7]}))
+    with Engine(config(tmp_path / "copy")) as engine:
+        assert engine.info().vocab_size == N_VOCAB
+        assert {5, 7} <= set(engine.info().eos_ids) < set(range(N_VOCAB))
+        (result,) = engine.generate([[20, 30]], SamplingParams(max_new_tokens=3, min_new_tokens=3))
+        assert result.usage.completion_tokens == 3
 
 
 def test_a_chat_prompt_and_a_text_prompt(engine: Engine) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
+import torch
 
 from orca_core.config import EngineConfig
 from orca_core.errors import ConfigError, InvalidRequestError, RequestTooLargeError
@@ -53,12 +55,39 @@ def test_nan_infinity_and_other_types_are_refused(name: str, value: object) -> N
         ("logit_bias", {"abc": 1.0}),
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {1: 101.0}),
+        ("stop", 5),
+        ("stop", b"end"),
+        ("stop", {"a": 1}),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "12"),
+        ("logit_bias", 5),
+        ("logit_bias", [(1, 2.0)]),
+        ("ignore_eos", "false"),
+        ("ignore_eos", 1),
+        ("include_stop_text", "false"),
+        ("include_stop_text", None),
     ],
 )
 def test_other_sampling_fields(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert caught.value.field == name
+
+
+def test_one_stop_string_is_no_sequence_of_letters_and_none_is_none() -> None:
+    assert SamplingParams(stop="abc").stop == ("abc",)  # type: ignore[arg-type]
+    nothing: Any = None
+    params = SamplingParams(stop=nothing, stop_token_ids=nothing, logit_bias=nothing)
+    assert params == SamplingParams()
+
+
+def test_what_was_checked_cannot_change_afterwards() -> None:
+    bias, stops = {1: 2.0}, ["a"]
+    params = SamplingParams(logit_bias=bias, stop=stops)  # type: ignore[arg-type]
+    bias[1] = math.nan
+    stops.append("")
+    assert params == SamplingParams(logit_bias={1: 2.0}, stop=("a",))
+    assert pickle.loads(pickle.dumps(params)) == params
 
 
 def test_a_default_that_fits() -> None:
@@ -89,23 +118,35 @@ def test_exact_fit_succeeds_and_one_more_is_refused_with_both_numbers(
     assert str(n_prompt) in str(caught.value)
 
 
-@pytest.mark.parametrize("ids", [[], [-1], [100], [1, 10**12], [True], ["a"]])
-def test_prompts_that_are_refused(ids: list[int]) -> None:
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [], [-1], [100], [1, 10**12], [True], ["a"], 5, None, b"abc", "abc", {1, 2}, {1: 2}, (i for i in (1, 2)),
+        torch.tensor([1, 2]), torch.tensor([]).numpy(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_prompts_that_are_refused(ids: Any) -> None:
     with pytest.raises(InvalidRequestError):
         make_request("r", ids, SamplingParams(max_new_tokens=1), INFO)
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [SamplingParams(logit_bias={100: 1.0}), SamplingParams(stop_token_ids=(100,)), SamplingParams(min_new_tokens=100)],
+    [
+        SamplingParams(logit_bias={100: 1.0}),
+        SamplingParams(stop_token_ids=(100,)),
+        SamplingParams(min_new_tokens=100),
+        SamplingParams(min_new_tokens=1, stop_token_ids=tuple(range(100))),
+    ],
 )
 def test_ids_and_counts_beyond_the_model_are_refused(sampling: SamplingParams) -> None:
     with pytest.raises(InvalidRequestError):
         make_request("r", [1], sampling, INFO)
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf])
-def test_bad_timeouts(timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf, "5", True, [], 10**400, 10**10])
+def test_bad_timeouts(timeout_s: Any) -> None:
     with pytest.raises(InvalidRequestError):
         make_request("r", [1], SamplingParams(), INFO, timeout_s)
 

@@ -234,6 +234,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"suffix": "x"}, "suffix"),
+    ({"tools": [{"type": "function"}]}, "tools"),
     ({"model": 3}, "model"),
     ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
 ]

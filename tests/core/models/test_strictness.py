@@ -155,6 +155,9 @@ def test_a_config_that_is_no_json_object(content: bytes, folder: Path) -> None:
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8}}, "low_freq_factor is missing"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}, "0 < low"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1, "factor": 8}}, "yarn"),
+    ({"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 8, "original_max_position_embeddings": 64, "beta_fast": 1e-320
+    }}, "betas"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ({"eos_token_id": "</s>"}, "eos_token_id"),
 ])  # fmt: skip
