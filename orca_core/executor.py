@@ -13,6 +13,7 @@ import torch
 from orca_core.attention import AttentionBackend
 from orca_core.batch import Batch
 from orca_core.graphs import IncrementGraphs
+from orca_core.kernels import Kernels
 from orca_core.kv import KVPool
 from orca_core.models import AnyDecoder
 from orca_core.request import Request
@@ -52,7 +53,8 @@ class LoadedModel:
 class ModelExecutor:
     """The real executor: a decoder, its paged pool and an attention backend.
 
-    ``graphs``: replays batches of increments alone; ``None`` = every batch is computed layer by layer.
+    ``graphs``: replays batches of increments alone; ``None`` = every batch is computed layer by layer. ``kernels``:
+    those of the CPU, to draw tokens with; ``None`` = torch draws.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class ModelExecutor:
         attention: AttentionBackend,
         stop_ids: frozenset[int] = frozenset(),
         graphs: IncrementGraphs | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._attention = attention
         self._stop_ids = stop_ids
         self._graphs = graphs
+        self._kernels = kernels
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +86,7 @@ class ModelExecutor:
             return []
         requests = batch.sampling_requests
         try:
-            return sample(logits, [self._sampling_row(request) for request in requests])
+            return sample(logits, [self._sampling_row(request) for request in requests], self._kernels)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -92,7 +96,7 @@ class ModelExecutor:
     def _sample_alone(self, logits: torch.Tensor, request: Request) -> SampledToken:
         """The same token as in the batch; what fails fails for this request only."""
         try:
-            return sample(logits, [self._sampling_row(request)])[0]
+            return sample(logits, [self._sampling_row(request)], self._kernels)[0]
         except torch.OutOfMemoryError:
             raise
         except Exception:

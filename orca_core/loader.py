@@ -16,6 +16,7 @@ from orca_core.executor import LoadedModel, ModelExecutor
 from orca_core.gpu import GpuLoading, choose_attention, gpu_loading
 from orca_core.gpu_memory import CudaMeter, out_of_memory_with_numbers, wait_for_memory
 from orca_core.host_memory import read_host_memory
+from orca_core.kernels import Kernels
 from orca_core.kv import KVManager, KVPool
 from orca_core.memory import decide_n_slots, kv_budget_cpu
 from orca_core.models import AnyDecoder, load_model
@@ -54,11 +55,12 @@ def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, devic
     decoder: AnyDecoder
     attention: AttentionBackend
     gpu: GpuLoading | None = None
+    kernels: Kernels | None = None
     if device.type == "cuda":
         decoder, attention = loaded, choose_attention(loaded, block_size)
         gpu = gpu_loading(config, loaded, attention, max_model_len)
     else:
-        decoder, attention = choose_compute(loaded)
+        decoder, attention, kernels = choose_compute(loaded)
     budget = _kv_budget_cpu(config, decoder, attention, block_size) if gpu is None else gpu.kv_budget(block_size)
     extra_blocks = 0 if gpu is None else gpu.extra_blocks
     n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device), extra_blocks=extra_blocks)
@@ -80,7 +82,7 @@ def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, devic
         "loaded %s: %s, %s, %d million parameters, on %s, in %.1f s",
         config.model, info.architecture, info.dtype, decoder.n_parameters // 10**6, device, time.monotonic() - started,
     )  # fmt: skip
-    executor = ModelExecutor(decoder, pool, attention, frozenset(eos_ids), graphs)
+    executor = ModelExecutor(decoder, pool, attention, frozenset(eos_ids), graphs, kernels)
     return LoadedModel(executor, tokenizer, info)
 
 

@@ -169,7 +169,7 @@ def roofline(
     n_runs = 5 if quick else 20
     ceilings = measure_ceilings((1 if quick else 2) << 29, n_runs)
     loaded = load_model(resolve_source(model), dtype=dtype, device=torch.device("cpu"))
-    decoder, attention = choose_compute(loaded)
+    decoder, attention, _ = choose_compute(loaded)
     bench = Roofline(decoder, attention, ceilings, n_slots=8192)
     points = [bench.increments(n, n_runs) for n in ((1, 4, 16) if quick else (1, 2, 4, 8, 12, 16, 24, 32))]
     points += [bench.initiation(n, max(3, n_runs // 4)) for n in ((128,) if quick else (128, 256, 512))]

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 
 from orca_core.kernels.structs import CAttentionSpec, CBatch, CHeads, CLinear, CModel, CSpans
@@ -21,11 +22,17 @@ _SIGNATURES: Final = (
     ("orca_attend", None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
                            c_int32)),
     ("orca_forward", c_int32, (c_void_p, c_void_p)),
+    ("orca_sample", c_int32, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int32)),
+    ("orca_logprobs", c_int32, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32)),
     ("orca_advise", None, (c_void_p, c_int64)),
     ("orca_read_rate", c_double, (c_void_p, c_int64, c_int32, c_int32)),
     ("orca_product_rate", c_double, (c_int32,)),
 )  # fmt: skip
 _HALF_PANEL: Final = 16
+DRAW: Final = np.dtype(
+    [("temperature", "f4"), ("top_k", "i4"), ("top_p", "f8"), ("min_p", "f8"), ("point", "f8")]
+)  # fmt: skip
+"""``orca_draw``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,45 @@ class Kernels:
         """A whole iteration. Raises ``MemoryError``. What the structures point to is the caller's to get right."""
         if self._library.orca_forward(byref(model), byref(batch)):
             raise MemoryError("an iteration found no memory for what it works with")
+
+    def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, int64 ``[n]``, and soundness, bool ``[n, 1]``, for float32 ``logits`` ``[n, vocab]``.
+
+        ``draws``: ``[n]`` of ``DRAW``. Raises ``ValueError`` and ``MemoryError``.
+        """
+        _check(logits, "logits", torch.float32, 2)
+        n_rows, vocab = logits.shape
+        if draws.dtype != DRAW or draws.shape != (n_rows,) or not draws.flags.c_contiguous or not vocab:
+            raise ValueError(f"draws of {draws.dtype} {draws.shape} do not fit logits of {n_rows} x {vocab}")
+        ids, sound = torch.empty(n_rows, dtype=torch.int64), torch.empty(n_rows, 1, dtype=torch.bool)
+        if self._library.orca_sample(
+            logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.data_ptr(), sound.data_ptr(),
+            torch.get_num_threads(),
+        ):  # fmt: skip
+            raise MemoryError("a draw found no memory for what it works with")
+        return ids, sound
+
+    def logprobs(
+        self, logits: torch.Tensor, chosen: torch.Tensor, n_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-softmax of float32 ``logits`` ``[n, vocab]`` at int64 ``chosen`` ``[n]``; ids and values of the ``n_top``
+        likeliest, ``[n, n_top]``. Raises ``ValueError`` and ``MemoryError``.
+        """
+        _check(logits, "logits", torch.float32, 2)
+        _check(chosen, "chosen", torch.int64, 1)
+        n_rows, vocab = logits.shape
+        if chosen.shape[0] != n_rows or not 0 <= n_top <= vocab or not vocab:
+            raise ValueError(f"{chosen.shape[0]} tokens and {n_top} best do not fit logits of {n_rows} x {vocab}")
+        if n_rows and not 0 <= int(chosen.min()) <= int(chosen.max()) < vocab:
+            raise ValueError("a chosen token is outside the vocabulary")
+        at_chosen, values = torch.empty(n_rows), torch.empty(n_rows, n_top)
+        ids = torch.empty(n_rows, n_top, dtype=torch.int64)
+        if self._library.orca_logprobs(
+            logits.data_ptr(), n_rows, vocab, n_top, chosen.data_ptr(), at_chosen.data_ptr(), ids.data_ptr(),
+            values.data_ptr(), torch.get_num_threads(),
+        ):  # fmt: skip
+            raise MemoryError("log-probabilities found no memory for what they work with")
+        return at_chosen, ids, values
 
     def read_rate(self, memory: torch.Tensor, *, prefetch: bool, n_threads: int) -> float:
         """Bytes a second at which ``n_threads`` read ``memory``, once over."""

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from orca_core.kernels import DRAW
 from orca_core.sampling.rows import SamplingRow
 from orca_core.staging import Column, Upload
 
@@ -123,6 +124,20 @@ def plan_filtered_draw(
         upload.add([p.min_p for p in params], torch.float64),
         vocab if whole else n_best,
         any(p.top_p < 1.0 for p in params),
+    )
+
+
+def native_draws(rows: Sequence[SamplingRow], vocab: int) -> np.ndarray:
+    """All rows' draws as the kernels read them, ``[n]`` of ``DRAW``."""
+    params = [row.params for row in rows]
+    return np.array(
+        [
+            (0.0, 0, 1.0, 0.0, 0.0)
+            if row.is_greedy
+            else (p.temperature, min(p.top_k, vocab), p.top_p, p.min_p, uniform(row.seed, row.position))
+            for row, p in zip(rows, params, strict=True)
+        ],
+        DRAW,
     )
 
 

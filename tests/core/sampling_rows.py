@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from orca_core import sampling
+from orca_core.kernels import Kernels
 from orca_core.params import SamplingParams
-from orca_core.sampling import SampledToken, SamplingRow, sample
+from orca_core.sampling import SampledToken, SamplingRow
 
 VOCAB = 61
 INF = float("inf")
@@ -28,6 +30,17 @@ def row(
     **params: Any,
 ) -> SamplingRow:
     return SamplingRow(SamplingParams(**params), seed, position, prompt, output, banned)
+
+
+class Way:
+    """How ``sample`` draws: ``None`` = in torch."""
+
+    kernels: Kernels | None = None
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    logits = logits if Way.kernels is None else logits.contiguous()
+    return sampling.sample(logits, rows, Way.kernels)
 
 
 def one(logits: torch.Tensor, r: SamplingRow) -> SampledToken:

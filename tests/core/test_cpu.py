@@ -13,7 +13,7 @@ from orca_core.attention.reference import ReferenceAttention
 from orca_core.config import EngineConfig
 from orca_core.cpu import choose_compute
 from orca_core.engine import Engine
-from orca_core.kernels import KernelError
+from orca_core.kernels import KernelError, find_kernels
 from orca_core.models.native import NativeDecoder
 from orca_core.types import GenerationResult, SamplingParams
 from tests.core.native_rig import kernels_or_skip
@@ -34,17 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_bfloat16_gets_the_kernels(folder: Path) -> None:
     kernels_or_skip()
-    decoder, attention = choose_compute(load(folder, "bfloat16"))
+    decoder, attention, kernels = choose_compute(load(folder, "bfloat16"))
     assert isinstance(decoder, NativeDecoder)
     assert isinstance(attention, NativeAttention)
+    assert kernels is find_kernels()
 
 
 def test_float32_stays_in_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "find_kernels", lambda: pytest.fail("nobody asked for them"))
     given = load(folder)
-    decoder, attention = choose_compute(given)
+    decoder, attention, kernels = choose_compute(given)
     assert decoder is given
     assert isinstance(attention, ReferenceAttention)
+    assert kernels is None
 
 
 def test_a_family_they_do_not_know_gets_their_attention(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,10 +54,11 @@ def test_a_family_they_do_not_know_gets_their_attention(tmp_path: Path, caplog: 
     tiny_gemma3().save_pretrained(tmp_path)
     given = load(tmp_path, "bfloat16")
     with caplog.at_level(logging.INFO):
-        decoder, attention = choose_compute(given)
+        decoder, attention, kernels = choose_compute(given)
     assert decoder is given
     assert isinstance(attention, NativeAttention)
-    assert "compute attention only" in caplog.text
+    assert kernels is find_kernels()
+    assert "compute attention and draw tokens" in caplog.text
 
 
 def test_without_them_everything_runs_as_before_and_it_is_said_once(

@@ -12,6 +12,7 @@ from orca_core import executor as executor_module
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
 from orca_core.errors import InternalError
+from orca_core.kernels import Kernels
 from orca_core.results import collect
 from orca_core.sampling import SampledToken, SamplingRow, sample
 from orca_core.types import SamplingParams
@@ -38,10 +39,10 @@ def sampling(seed: int) -> SamplingParams:
 def test_one_whose_sampling_fails_ends_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [engine.generate([[5, 6, seed]], sampling(seed))[0].token_ids for seed in (1, 2)]
 
-    def failing(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    def failing(logits: torch.Tensor, rows: Sequence[SamplingRow], kernels: Kernels | None) -> list[SampledToken]:
         if any(row.seed == BAD_SEED and row.position > 5 for row in rows):
             raise IndexError("a bug that one row sets off")
-        return sample(logits, rows)
+        return sample(logits, rows, kernels)
 
     monkeypatch.setattr(executor_module, "sample", failing)
     requests = [engine.make_request([5, 6, min(seed, 9)], sampling(seed)) for seed in (1, BAD_SEED, 2)]

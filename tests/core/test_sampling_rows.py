@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from orca_core.sampling import SampledToken, SamplingRow, sample, uniform
+from orca_core.sampling import SampledToken, SamplingRow, uniform
 from orca_core.sampling.changes import Changes
 from orca_core.staging import Upload
-from tests.core.sampling_rows import INF, VOCAB, kept, one, random_logits, row
+from tests.core.native_rig import kernels_or_skip
+from tests.core.sampling_rows import INF, VOCAB, Way, kept, one, random_logits, row, sample
 
 # ---- penalties, bias, ban
+
+
+@pytest.fixture(params=["torch", "kernels"], autouse=True, scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds for both ways to draw on a CPU."""
+    Way.kernels = kernels_or_skip() if request.param == "kernels" else None
+    yield
+    Way.kernels = None
 
 
 def after(logits: torch.Tensor, r: SamplingRow) -> torch.Tensor:

@@ -97,6 +97,24 @@ ORCA_API void orca_attend(const orca_spans* spans, const orca_heads* heads, cons
 // A whole iteration: K and V of all rows are written, the logits of sample_rows computed. Not 0: memory ran out.
 ORCA_API int32_t orca_forward(const orca_model* model, const orca_batch* batch);
 
+// How a row is drawn from (orca_core/sampling). temperature 0: its largest logit. top_k: 0 = off; top_p: 1 = off;
+// min_p: 0 = off; point: where the draw falls, in [0, 1).
+struct orca_draw {
+  float temperature;
+  int32_t top_k;
+  double top_p, min_p, point;
+};
+
+// A token id for each row of float32 logits [n_rows, vocab]. sound: 0 where there is a NaN or no finite largest one. Not
+// 0: memory ran out.
+ORCA_API int32_t orca_sample(const float* logits, int64_t n_rows, int64_t vocab, const orca_draw* draws, int64_t* ids,
+                 uint8_t* sound, int32_t n_threads);
+
+// Log-softmax of float32 logits [n_rows, vocab]: of the chosen tokens, [n_rows], and of the n_top likeliest, [n_rows,
+// n_top], best first and of equals the lowest id. -inf for a row that is not sound. Not 0: memory ran out.
+ORCA_API int32_t orca_logprobs(const float* logits, int64_t n_rows, int64_t vocab, int64_t n_top, const int64_t* chosen,
+                 float* chosen_values, int64_t* ids, float* values, int32_t n_threads);
+
 // Asks the system for large pages.
 ORCA_API void orca_advise(void* memory, int64_t bytes);
 
