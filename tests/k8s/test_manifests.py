@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from k8s_check.outside import (
     core_problems,
     linter_problems,
 )
-from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, render
+from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, parse, render
 
 CONFIGS = {"cpu": "cluster-cpu.yaml", "gpu": "fleet.yaml", "kind": "cluster-cpu.yaml"}
 EVERY = [name + more for name in CONFIGS for more in ("", "+")]
@@ -119,6 +120,18 @@ def test_the_documentation_names_every_component_and_variable() -> None:
     operations = (ROOT / "docs" / "operations.md").read_text()
     for variable in NEEDED:
         assert variable in text + operations, variable
+
+
+def test_the_documented_overlay_of_ones_own(kubectl: str, tmp_path: Path, facts: Facts) -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    (example,) = re.findall(r"```yaml\n# my/kustomization.yaml.*?\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "kustomization.yaml").write_text(example.replace("..", os.path.relpath(ROOT, tmp_path.resolve())))
+    config = (ROOT / "configs" / "fleet.yaml").read_text().replace("max_batch_size: 256", "max_batch_size: 64")
+    (tmp_path / "serve-config.yaml").write_text(config)
+    objects = parse(render(kubectl, tmp_path))
+    assert check_objects(objects, facts) == []
+    (service,) = [each for each in objects if each["kind"] == "RayService"]
+    assert service["spec"]["serveConfigV2"] == config
 
 
 def test_the_documentation_names_tests_that_exist() -> None:

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from k8s_check import kuberay, objects, pods, serving
 from k8s_check.facts import Facts
+from k8s_check.pod_shapes import Budget, JobSpec, StatefulSetSpec
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object, RenderError, parse
-from k8s_check.shapes import Budget, JobSpec, StatefulSetSpec
 
 _SPECS: Final[dict[str, type[BaseModel]]] = {
     "PodDisruptionBudget": Budget,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from deployment.metrics import SPECS
+from k8s_check.pod_shapes import Budget, PodSpec
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object
-from k8s_check.shapes import Budget, PodSpec
 
 _METRIC: Final = re.compile(r"\bray_orca_\w+")
 _SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {

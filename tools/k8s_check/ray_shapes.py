@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from k8s_check.pod_shapes import PodTemplate
 from k8s_check.shapes import (
     Container,
     ContainerSecurity,
     KeyRef,
     Metadata,
-    PodTemplate,
     Port,
     PullPolicy,
     Resources,
