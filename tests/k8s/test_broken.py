@@ -262,6 +262,9 @@ TAKEN_AND_FAILING_LATER: dict[str, tuple[str, Change, str]] = {
     "route to another service": (
         "gpu+", put("spec.rules.0.backendRefs.0.port", 9001, "GRPCRoute"),
         "GRPCRoute/orca: backend orca-serve-svc:9001"),
+    "route that ends streams": (
+        "gpu+", put("spec.rules.0.timeouts.request", "1m30s", "HTTPRoute"),
+        "HTTPRoute/orca: timeouts.request 1m30s cuts streams: limits.max_request_seconds is 300"),
     "job with another image": (
         "gpu", put("spec.template.spec.containers.0.image", "r/orca-serve:0.0.1", "Job"), "must be the service's own"),
     "two namespaces": (

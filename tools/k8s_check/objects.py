@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from deployment.metrics import SPECS
+from deployment.serve_file import parse_serve_text
 from k8s_check.pod_shapes import Budget, PodSpec
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object
+from orca_core.errors import ConfigError
 
 _METRIC: Final = re.compile(r"\bray_orca_\w+")
 _SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -159,6 +161,23 @@ def backends(each: Object, service: RayService) -> Iterator[str]:
         for backend in rule["backendRefs"]:
             if backend["name"] != f"{service.metadata.name}-serve-svc" or backend["port"] not in ports:
                 yield f"backend {backend['name']}:{backend['port']} is not the serve service of the RayService"
+        limit, longest = rule.get("timeouts", {}).get("request"), longest_request_s(service)
+        if limit is not None and (seconds := _seconds(limit)) and seconds < longest:
+            yield f"timeouts.request {limit} cuts streams: limits.max_request_seconds is {longest:g}"
+
+
+def longest_request_s(service: RayService) -> float:
+    """Seconds a request may take; 0 where the Serve config cannot be read, which is said elsewhere."""
+    try:
+        return parse_serve_text(service.spec.serve_config_v2).app.limits.max_request_seconds
+    except ConfigError:
+        return 0.0
+
+
+def _seconds(duration: str) -> float:
+    """Of the Gateway API's durations (GEP-2257): 1h30m, 330s, 500ms; 0s = no limit."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|h|m|s)", duration))
 
 
 def _selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
