@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-unit test-model test-e2e test-chaos check lint format-check types imports architecture proto proto-check \
-        format bench clean
+        k8s-check k8s-tools format bench clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ test-e2e: setup ## run the tests that start Ray
 test-chaos: setup ## kill, freeze and overload a service of several replicas (ORCA_CHAOS=full: for longer)
 	$(BIN)/python -m pytest -m chaos $(ARGS)
 
-check: lint format-check types imports architecture proto-check ## everything that reads the code without running it
+check: lint format-check types imports architecture proto-check k8s-check ## everything that reads the code without running it
 
 lint: setup ## ruff: style, docstrings, likely bugs
 	$(BIN)/ruff check .
@@ -60,6 +60,12 @@ proto: setup ## regenerate deployment/pb from proto/
 
 proto-check: setup ## fail where deployment/pb is not what proto/ gives
 	$(BIN)/python tools/generate_proto.py --check
+
+k8s-check: setup ## render every overlay of k8s/ and say what is wrong; says what it skipped for want of a tool
+	PYTHONPATH=tools $(BIN)/python -m k8s_check
+
+k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernetes' schemas, 40 MB
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r k8s/requirements.txt
 
 format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -219,7 +219,7 @@ def config_names() -> list[str]:
 
 
 def test_the_promised_configs_are_there() -> None:
-    assert {"local-cpu.yaml", "one-gpu.yaml", "fleet.yaml"} <= set(config_names())
+    assert {"local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"} <= set(config_names())
 
 
 @pytest.mark.parametrize("name", config_names())

@@ -196,7 +196,7 @@ def test_status_watch_counts_rates(
     assert "0.0" in out
 
 
-@pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml"])
+@pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"])
 def test_check(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, _ = run(capsys, "check", name)
     assert (status, out.splitlines()[0]) == (0, f"{name}: valid")

@@ -151,7 +151,7 @@ def test_gpu_memory_share(num_gpus: float, share: float) -> None:
     assert config.engine_config().memory_utilization == pytest.approx(share)
 
 
-@pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml"])
+@pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"])
 def test_packaged_configs(name: str) -> None:
     assert name in packaged_config_names()
     file = load_serve_file(name)

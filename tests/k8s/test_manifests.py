@@ -1,0 +1,169 @@
+"""The overlays as they are: nothing wrong, the Serve config in them is the file of configs/, every metric is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployment.metrics import SPECS
+from k8s_check.__main__ import main
+from k8s_check.checking import check_objects
+from k8s_check.facts import NEEDED, Facts
+from k8s_check.objects import KNOWN_METRICS, metrics_in
+from k8s_check.outside import (
+    LINTER_VARIABLE,
+    MONITORING,
+    PROMTOOL_VARIABLE,
+    MissingToolError,
+    alert_problems,
+    core_problems,
+    linter_problems,
+)
+from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, parse, render
+
+CONFIGS = {"cpu": "cluster-cpu.yaml", "gpu": "fleet.yaml", "kind": "cluster-cpu.yaml"}
+EVERY = [name + more for name in CONFIGS for more in ("", "+")]
+
+
+def test_no_overlay_is_forgotten() -> None:
+    assert [folder.name for folder in overlays()] == sorted(CONFIGS)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_is_wrong(name: str, rendered: Callable[[str], list[Object]], facts: Facts) -> None:
+    assert check_objects(rendered(name), facts) == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_other_tools_agree(name: str, rendered: Callable[[str], list[Object]]) -> None:
+    said, absent = [], []
+    for tool in (core_problems, linter_problems):
+        try:
+            said += tool(rendered(name))
+        except MissingToolError as error:
+            absent.append(str(error))
+    assert said == []
+    if len(absent) == 2:
+        pytest.skip("; ".join(absent))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_serve_config_is_the_file_itself(name: str, rendered: Callable[[str], list[Object]]) -> None:
+    (service,) = [each for each in rendered(name) if each["kind"] == "RayService"]
+    assert service["spec"]["serveConfigV2"] == (ROOT / "configs" / CONFIGS[name]).read_text()
+    # and nothing is left of the ConfigMap it came from
+    assert not [each for each in rendered(name) if each["metadata"]["name"].startswith("serve-config")]
+
+
+def test_the_serve_config_is_written_down_once() -> None:
+    """No file under k8s/ holds a Serve config of its own."""
+    holders = [path for path in (ROOT / "k8s").rglob("*") if path.is_file() and "import_path:" in path.read_text()]
+    assert holders == []
+
+
+def test_alerts_are_as_tested() -> None:
+    try:
+        assert alert_problems() == []
+    except MissingToolError as error:
+        pytest.skip(str(error))
+
+
+def test_every_alert_has_a_test_and_says_what_to_do() -> None:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]["groups"]
+    tests = yaml.safe_load((MONITORING / "alerts.test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {rule["alert"] for rule in group["rules"]}
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"].keys() == {"summary", "action"}
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    board = json.loads((MONITORING / "orca-serve.json").read_text())
+    shown = metrics_in(board)
+    assert shown <= KNOWN_METRICS
+    for spec in SPECS:
+        assert any(metric.removeprefix("ray_").startswith(spec.name) for metric in shown), spec.name
+
+
+def test_panels_neither_overlap_nor_share_an_id() -> None:
+    panels = json.loads((MONITORING / "orca-serve.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_a_custom_kind_is_not_held_against_core_schemas(rendered: Callable[[str], list[Object]]) -> None:
+    from k8s_check.outside import is_custom
+
+    custom = {each["kind"] for each in rendered("gpu+") if is_custom(each)}
+    assert custom == {"PodMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "GRPCRoute"}
+
+
+def test_the_documentation_names_every_component_and_variable() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    for folder in COMPONENTS.iterdir():
+        assert folder.name in text, folder.name
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    for variable in NEEDED:
+        assert variable in text + operations, variable
+
+
+def test_the_documented_overlay_of_ones_own(kubectl: str, tmp_path: Path, facts: Facts) -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    (example,) = re.findall(r"```yaml\n# my/kustomization.yaml.*?\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "kustomization.yaml").write_text(example.replace("..", os.path.relpath(ROOT, tmp_path.resolve())))
+    config = (ROOT / "configs" / "fleet.yaml").read_text().replace("max_batch_size: 256", "max_batch_size: 64")
+    (tmp_path / "serve-config.yaml").write_text(config)
+    objects = parse(render(kubectl, tmp_path))
+    assert check_objects(objects, facts) == []
+    (service,) = [each for each in objects if each["kind"] == "RayService"]
+    assert service["spec"]["serveConfigV2"] == config
+
+
+def test_the_documentation_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert named
+    for path, function in named:
+        assert (ROOT / path).is_file(), path
+        assert not function or f"def {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
+
+
+def test_the_command_says_what_it_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv(KUBECTL_VARIABLE, raising=False)
+    monkeypatch.delenv(PROMTOOL_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "skipped: all manifests: no kubectl" in said
+    assert "skipped: no promtool" in said
+
+
+def test_a_linter_is_asked_where_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendered: Callable[[str], list[Object]]
+) -> None:
+    linter = tmp_path / "linter.py"
+    linter.write_text("import sys; text = sys.stdin.read(); print(text.count('PodMonitor'), 'monitors'); sys.exit(1)")
+    monkeypatch.setenv(LINTER_VARIABLE, str(linter))
+    assert linter_problems(rendered("gpu")) == ["0 monitors"]  # what it has no schema for, it is not shown
+
+
+def test_a_failure_to_render_is_told(kubectl: str, tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [gone.yaml]")
+    with pytest.raises(RenderError, match=r"gone\.yaml"):
+        render(kubectl, tmp_path)

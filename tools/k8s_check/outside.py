@@ -1,0 +1,84 @@
+"""Tools that know more and may not be there: another linter, Kubernetes' own schemas, and Prometheus' test runner."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from k8s_check.render import ROOT, Object
+
+LINTER_VARIABLE: Final = "ORCA_K8SLINT"
+PROMTOOL_VARIABLE: Final = "ORCA_PROMTOOL"
+KUBERNETES: Final = "1.35"
+"""Version whose schemas core objects are held against."""
+MONITORING: Final = ROOT / "k8s" / "components" / "monitoring"
+
+
+class MissingToolError(Exception):
+    """A tool is not there; the text says which, and how to name one."""
+
+
+def is_custom(each: Object) -> bool:
+    """Whether the kind comes from neither Kubernetes nor KubeRay."""
+    group = str(each["apiVersion"]).partition("/")[0]
+    if group in ("ray.io", "gateway.networking.k8s.io"):
+        return group != "ray.io"
+    return "." in group and not group.endswith(".k8s.io")
+
+
+def core_problems(objects: list[Object]) -> list[str]:
+    """What Kubernetes' schemas say of core objects. Raises ``MissingToolError`` without kubernetes-validate."""
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        raise MissingToolError("kubernetes-validate is not installed (k8s/requirements.txt)")
+    library: Any = importlib.import_module("kubernetes_validate")
+    problems = []
+    for each in objects:
+        if is_custom(each) or str(each["apiVersion"]).startswith("ray.io/"):
+            continue
+        try:
+            library.validate(each, KUBERNETES, strict=True)
+        except library.ValidationError as error:
+            place = ".".join(map(str, error.path))
+            problems.append(f"{each['kind']}/{each['metadata']['name']}: {place}: {error.message}")
+    return problems
+
+
+def linter_problems(objects: list[Object]) -> list[str]:
+    """What the linter named by ``$ORCA_K8SLINT`` says. Raises ``MissingToolError`` where none is named."""
+    path = os.environ.get(LINTER_VARIABLE)
+    if not path:
+        raise MissingToolError(f"no k8slint ({LINTER_VARIABLE}=PATH names one)")
+    text = yaml.safe_dump_all([each for each in objects if not is_custom(each)])
+    done = subprocess.run(
+        [sys.executable, path, "--k8s", KUBERNETES, "-"], input=text, capture_output=True, text=True, check=False
+    )
+    return (done.stdout + done.stderr).strip().splitlines() if done.returncode != 0 else []
+
+
+def alert_problems() -> list[str]:
+    """What promtool says of the alerts and their tests. Raises ``MissingToolError`` without promtool."""
+    promtool = os.environ.get(PROMTOOL_VARIABLE) or shutil.which("promtool")
+    if promtool is None:
+        raise MissingToolError(f"no promtool ({PROMTOOL_VARIABLE}=PATH names one; Debian: prometheus)")
+    with tempfile.TemporaryDirectory() as folder:
+        rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
+        (Path(folder) / "rules.yaml").write_text(yaml.safe_dump(rules))
+        shutil.copy(MONITORING / "alerts.test.yaml", folder)
+        return list(_run(promtool, folder))
+
+
+def _run(promtool: str, folder: str) -> Iterator[str]:
+    for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "alerts.test.yaml"]):
+        done = subprocess.run([promtool, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            yield from (done.stdout + done.stderr).strip().splitlines()

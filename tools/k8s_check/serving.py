@@ -1,0 +1,153 @@
+"""The embedded Serve config, and all that has to fit to it: ports, room, and the time it takes to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from deployment.config import AppConfig
+from deployment.serve_file import ServeFile, parse_serve_text
+from k8s_check.facts import Facts
+from k8s_check.pods import GPU, sleep_s
+from k8s_check.ray_shapes import RayService, Workers
+from orca_core.errors import ConfigError
+
+_LOOPBACK: Final = ("127.", "localhost", "::1")
+_DRAIN: Final = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_RAY_DRAIN_S: Final = 30.0
+"""Ray's own, where the variable is not set."""
+_HARD_STOP: Final = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+_HARD_STOP_S: Final = 120.0
+_H2C: Final = "kubernetes.io/h2c"
+
+
+def check(service: RayService, _: Facts) -> Iterator[str]:
+    """All of this module's rules; the first alone where the config cannot be read."""
+    try:
+        file = parse_serve_text(service.spec.serve_config_v2)
+    except ConfigError as error:
+        yield f"serveConfigV2: {error}"
+        return
+    for rule in (faces, ports, serve_service, room, leaving, upgrades):
+        yield from rule(service, file)
+
+
+def faces(_: RayService, file: ServeFile) -> Iterator[str]:
+    """Both faces are up, on every node, for everybody the Service lets in."""
+    if file.host.startswith(_LOOPBACK):
+        yield f"serveConfigV2: http_options.host {file.host} is loopback: no Service reaches it"
+    if file.document.get("proxy_location", "EveryNode") != "EveryNode":
+        where = file.document["proxy_location"]
+        yield f"serveConfigV2: proxy_location {where} leaves workers NotReady for ever: it must be EveryNode"
+    if not file.document.get("grpc_options"):
+        yield "serveConfigV2: without grpc_options there is no gRPC proxy"
+
+
+def ports(service: RayService, file: ServeFile) -> Iterator[str]:
+    """What Serve listens on is what the pods declare: the probes of the operator ask there."""
+    for group, spec in service.groups():
+        for port_name, number in (("serve", file.http_port), ("serve-grpc", file.grpc_port)):
+            declared = spec.container.port(port_name)
+            if declared is None:
+                yield f"{group}: needs a container port {number} named {port_name!r}"
+            elif declared != number:
+                yield f"{group}: port {port_name!r} is {declared}, the Serve config says {number}"
+
+
+def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
+    """Headless, with both ports, under names that the operator keeps."""
+    given = service.spec.serve_service
+    if given is None:
+        yield "serveService is missing: the operator's own has an address, which pins a gRPC client to one pod"
+        return
+    if given.spec.cluster_i_p != "None":
+        yield "serveService must be headless (clusterIP: None), or a gRPC client stays with one pod"
+    on_head = {port.name for port in service.head.container.ports}
+    for port in given.spec.ports:
+        if port.name != "serve" and not port.name.startswith("serve-"):
+            yield f"serveService: port {port.name!r} is dropped by the operator: it must be serve or serve-*"
+        elif port.name not in on_head:
+            yield f"serveService: port {port.name!r} is dropped by the operator: the head declares none of that name"
+        if port.port != (port.target_port or port.port):
+            yield f"serveService: port {port.name!r}: a headless service cannot map {port.port} to {port.target_port}"
+    numbers = {port.port: port for port in given.spec.ports}
+    for number in (file.http_port, file.grpc_port):
+        if number not in numbers:
+            yield f"serveService: port {number} of the Serve config is not exposed"
+    grpc = numbers.get(file.grpc_port)
+    if grpc is not None and grpc.app_protocol != _H2C:
+        yield f"serveService: port {grpc.name!r} needs appProtocol: {_H2C}, by which gateways know HTTP/2"
+
+
+def room(service: RayService, file: ServeFile) -> Iterator[str]:
+    """The workers there may be hold the replicas there may be, and nobody has to run on the head."""
+    app = file.app
+    if app.ingress.num_cpus <= 0:
+        yield "serveConfigV2: ingress.num_cpus must be above 0, or an ingress may run on the head and is lost with it"
+    groups = service.cluster.worker_group_specs
+    for what, n_replicas in (("min", app.replicas.min), ("max", app.replicas.max)):
+        fits = sum(_replicas_on(group, app) * getattr(group, f"{what}_replicas") for group in groups)
+        if fits < n_replicas:
+            yield f"{what}Replicas of the workers hold {fits} replicas, serveConfigV2 wants {n_replicas}"
+    most = sum(cpus(group.container.resources.limits.get("cpu")) * group.max_replicas for group in groups)
+    wanted = app.replicas.max * app.replicas.num_cpus + app.ingress.replicas * app.ingress.num_cpus
+    if most < wanted:
+        yield f"maxReplicas of the workers have {most:g} CPUs, all replicas and ingresses want {wanted:g}"
+
+
+def leaving(service: RayService, file: ServeFile) -> Iterator[str]:
+    """Longest request <= drain <= Serve's graceful shutdown < Ray's drain; sleep + Ray's drain < grace."""
+    longest, drain = file.app.limits.max_request_seconds, file.app.drain.timeout_s
+    if drain < longest:
+        yield f"serveConfigV2: drain.timeout_s {drain:g} must be at least limits.max_request_seconds {longest:g}"
+    graceful = graceful_shutdown_s(file.app)
+    if graceful < drain:
+        yield f"Serve's graceful shutdown {graceful:g} s must be at least drain.timeout_s {drain:g}"
+    for group, spec in service.groups():
+        drain_of_ray = _number(spec.container.value(_DRAIN), _RAY_DRAIN_S)
+        sleep, grace = sleep_s(spec), spec.template.spec.termination_grace_period_seconds
+        if drain_of_ray <= 0:
+            yield f"{group}: {_DRAIN} must be above 0, or SIGTERM cuts open streams"
+        if isinstance(spec, Workers) and drain_of_ray <= graceful:
+            yield f"{group}: {_DRAIN} {drain_of_ray:g} must be above Serve's graceful shutdown of {graceful:g} s"
+        if sleep + drain_of_ray >= grace:
+            yield f"{group}: preStop {sleep} s + drain {drain_of_ray:g} s do not fit into a grace period of {grace} s"
+        hard_stop = _number(spec.container.value(_HARD_STOP), _HARD_STOP_S)
+        if hard_stop < longest:
+            yield f"{group}: {_HARD_STOP} {hard_stop:g} cuts requests of {longest:g} s when HAProxy is replaced"
+
+
+def upgrades(service: RayService, file: ServeFile) -> Iterator[str]:
+    """The old cluster of an upgrade is there until its last stream has ended."""
+    delay, longest = service.spec.ray_cluster_deletion_delay_seconds, file.app.limits.max_request_seconds
+    if delay < longest:
+        yield f"rayClusterDeletionDelaySeconds {delay} is below limits.max_request_seconds {longest:g}"
+
+
+def graceful_shutdown_s(app: AppConfig) -> float:
+    """Seconds Serve lets a replica or an ingress finish, whichever has longer, from what builds them."""
+    from deployment.app import ingress_options, replica_options
+
+    return max(float(options(app)["graceful_shutdown_timeout_s"]) for options in (replica_options, ingress_options))
+
+
+def cpus(quantity: str | int | None) -> float:
+    """CPUs of a Kubernetes quantity; 0 where there is none."""
+    if quantity is None:
+        return 0.0
+    text = str(quantity)
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def _replicas_on(group: Workers, app: AppConfig) -> int:
+    """How many replicas one pod of the group holds."""
+    limits = group.container.resources.limits
+    by_cpu = int(cpus(limits.get("cpu")) / app.replicas.num_cpus)
+    return by_cpu if app.replicas.num_gpus == 0 else min(by_cpu, int(cpus(limits.get(GPU)) / app.replicas.num_gpus))
+
+
+def _number(value: str | None, default: float) -> float:
+    try:
+        return default if value is None else float(value)
+    except ValueError:
+        return 0.0
