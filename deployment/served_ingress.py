@@ -8,6 +8,7 @@ from typing import Any
 from deployment.auth import key_check
 from deployment.broadcast import ask_all, best_outcome
 from deployment.config import AppConfig
+from deployment.garbage import spare_what_is_loaded
 from deployment.ingress import Ingress
 from deployment.metrics import RayRegistry
 from deployment.replica_set import ServeReplicaSet
@@ -31,6 +32,7 @@ class ServedIngress(Ingress):
             self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry(), peers=peers
         )
         self.start()
+        spare_what_is_loaded()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""

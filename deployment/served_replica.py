@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from deployment.garbage import spare_what_is_loaded
 from deployment.metrics import RayRegistry, ReplicaMetrics
 from deployment.replica import Replica, ReplicaEngine
 from orca_core.config import EngineConfig
@@ -23,6 +24,7 @@ class ServedReplica(Replica):
         engine = self.make_engine(replace(engine_config, memory_share=share_of_node()), metrics)
         Replica.__init__(self, engine, name, metrics=metrics, heartbeat_s=heartbeat_s)
         await self.start()
+        spare_what_is_loaded()
 
     @staticmethod
     def make_engine(config: EngineConfig, metrics: ReplicaMetrics) -> ReplicaEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,16 +13,14 @@ from orca_core.request import Request
 from orca_core.staging import Upload
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """The scheduler's choice for one request: compute its next ``n_tokens`` known tokens."""
 
     request: Request
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One request's rows in the flat batch.
 
     Rows ``start`` to ``start + n_tokens`` are its tokens at positions ``context - n_tokens`` to ``context``; row

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orca_core.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
-class IterationPart:
+class IterationPart(NamedTuple):
     """One request in an iteration. ``n_tokens``: rows it had; ``initiation``: they were rows of its prompt."""
 
     request_id: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orca_core.errors import InvalidRequestError, InvariantError
 from orca_core.params import SamplingParams
@@ -11,8 +11,7 @@ from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class StreamUpdate:
+class StreamUpdate(NamedTuple):
     """What one token added. ``finish`` is STOP where it ended the request; ``stop``: the string or stop id that did.
 
     ``stop`` is ``None`` for an eos id.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from orca_core.params import SamplingParams
 
@@ -62,8 +62,7 @@ class RawLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """One row's outcome. ``ok`` is False where there was nothing sound to choose from (NaN or infinite logits, every
     token ruled out): that request must fail, alone, and ``token_id`` means nothing.
     """
