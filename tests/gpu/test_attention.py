@@ -124,7 +124,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(device: torch.device) -> None:
     varlen.prepare(batch)
     together = varlen.attend(0, q, pool, batch, AttentionSpec(0.125))
     for span in batch.spans[:2]:
-        alone = replace(batch, spans=(replace(span, start=0),))
+        alone = replace(batch, spans=(span._replace(start=0),))
         varlen.prepare(alone)
         one = varlen.attend(0, q[span.start : span.end], pool, alone, AttentionSpec(0.125))
         assert torch.equal(one, together[span.start : span.end])

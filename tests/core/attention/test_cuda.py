@@ -162,7 +162,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     varlen.prepare(batch)
     together = varlen.attend(0, q, world.pool, batch, AttentionSpec(0.3))
     for span in batch.spans:
-        alone = replace(batch, spans=(replace(span, start=0),))
+        alone = replace(batch, spans=(span._replace(start=0),))
         varlen.prepare(alone)
         one = varlen.attend(0, q[span.start : span.end], world.pool, alone, AttentionSpec(0.3))
         assert torch.equal(one, together[span.start : span.end])

@@ -124,7 +124,7 @@ def test_what_would_read_beyond_memory_is_refused(windowed: NativeDecoder) -> No
         batch = worst_batch(1, 5, 5, 4, CPU)
         with pytest.raises(ValueError, match=message):
             windowed.next_logits(
-                replace(batch, spans=(replace(batch.spans[0], blocks=blocks),)), rig.pool, rig.attention
+                replace(batch, spans=(batch.spans[0]._replace(blocks=blocks),)), rig.pool, rig.attention
             )
     with pytest.raises(ValueError, match="not this model's"):
         Rig(windowed).decoder.next_logits(*other_models_batch())
