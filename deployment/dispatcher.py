@@ -81,6 +81,10 @@ class Dispatcher:
         for work in (self._keep_polling(), self._keep_watching()):
             self._tasks.append(loop.create_task(work, context=Context()))
 
+    def end_links(self) -> None:
+        """Nothing will be sent any more, and nothing is on its way: let the replicas go. They are still polled."""
+        self._links.end()
+
     def close(self) -> None:
         """End all tasks and links. Idempotent."""
         for task in self._tasks:

@@ -83,14 +83,21 @@ class Ingress(GrpcMethods):
     # ---- the end of the service
 
     async def drain(self) -> int:
-        """Refuse what comes from now on with ``UnavailableError``; returns how many requests are still open."""
+        """Refuse what comes from now on with ``UnavailableError``; returns how many requests are still open.
+
+        With none, the replicas are let go: they would wait for the end of our links before they exit.
+        """
         self._draining = True
-        return sum(len(lives) for lives in self._live.values())
+        n_open = sum(len(lives) for lives in self._live.values())
+        if not n_open:
+            self._dispatcher.end_links()
+        return n_open
 
     async def end_open(self) -> None:
         """The time to drain is over: whatever is open ends with ``UnavailableError``, never as if it were finished."""
         for live in [live for lives in self._live.values() for live in lives]:
             live.end(UnavailableError("the service shut down before the request ended"))
+        self._dispatcher.end_links()
 
     # ---- Service
 

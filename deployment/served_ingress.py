@@ -32,6 +32,12 @@ class ServedIngress(Ingress):
         )
         self.start()
 
+    def __del__(self) -> None:
+        # Serve calls this once no call is open any more, on our event loop, and kills the actor then: replicas that are
+        # to exit too would wait for us until they take us for dead. It may run on an object whose constructor failed
+        if hasattr(self, "_dispatcher"):
+            self.close()
+
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""
         from deployment.http_api import build_app

@@ -11,6 +11,7 @@ import pytest
 from deployment import live as live_module
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.served_ingress import ServedIngress
 from deployment.serving import ChatMessage, GenerationCall, ServedChunk
 from orca_core.errors import (
     DeadlineExceededError,
@@ -459,6 +460,66 @@ async def test_status_knows_the_line_and_a_drain_lets_it_run_out(clock: Clock) -
     finally:
         ingress.close()
         far.close()
+
+
+async def test_a_drained_ingress_lets_the_replicas_go(clock: Clock) -> None:
+    """An open link is a call in progress, and Serve ends no replica that has one."""
+    far = replicas_of("a", "b")
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (task,) = await streams_of(ingress, of_tokens())
+        assert await ingress.drain() == 1
+        await settle()
+        assert all(each.replica._attached for each in far.all.values())
+        while not task.done():
+            for each in far.all.values():
+                each.engine.step()
+            await settle()
+        assert (await task)[-1].chunk.finish_reason is FinishReason.LENGTH
+        assert await ingress.drain() == 0
+        await settle()
+        assert not any(each.replica._attached for each in far.all.values())
+        assert len((await ingress.status()).replicas) == 2
+        assert await ingress.drain() == 0
+        await settle()
+        assert not any(each.replica._attached for each in far.all.values())
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_the_end_of_a_drain_lets_the_replicas_go(clock: Clock) -> None:
+    far = replicas_of("a")
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (task,) = await streams_of(ingress, of_tokens())
+        await ingress.drain()
+        await ingress.end_open()
+        await settle()
+        with pytest.raises(UnavailableError, match="shut down"):
+            await task
+        assert not far.all["a"].replica._attached
+        assert not far.all["a"].engine.running
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_an_ingress_that_serve_ends_lets_the_replicas_go(clock: Clock) -> None:
+    """Without a drain of ours: `serve shutdown`, fewer ingresses, a new version."""
+    far = replicas_of("a")
+    ingress = ServedIngress.__new__(ServedIngress)
+    Ingress.__init__(ingress, CONFIG, far, ByteTokenizer(), clock)
+    await ingress.model()
+    await settle()
+    assert far.all["a"].replica._attached
+    ingress.__del__()  # Serve calls it by name
+    await settle()
+    assert not far.all["a"].replica._attached
+    ServedIngress.__new__(ServedIngress).__del__()  # its constructor had failed
+    far.close()
 
 
 async def test_a_deadline_passes_in_line(clock: Clock) -> None:
