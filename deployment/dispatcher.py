@@ -20,6 +20,7 @@ from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
 from orca_core.errors import DeadlineExceededError, UnavailableError
+from orca_core.types import Load
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +132,16 @@ class Dispatcher:
     def heard(self) -> Heard:
         """What the replicas last said of themselves."""
         return self._links.heard
+
+    @property
+    def ingress_id(self) -> str:
+        """Our name among the ingresses."""
+        return self._links.ingress_id
+
+    def last_told(self) -> list[tuple[str, Load, float]]:
+        """Of each replica that is linked and has said something: its name, its last load, seconds since then."""
+        names = [link.replica for link in self._links if link.is_open]
+        return [(name, self._book.load(name), self._book.report_age_s(name)) for name in names]
 
     @property
     def waiting_requests(self) -> int:

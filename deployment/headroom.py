@@ -183,7 +183,7 @@ class HeadroomBook:
 
     def n_slots(self, replica: str) -> int:
         """Slots the replica has in total, as far as it said."""
-        return self._load(replica).n_slots
+        return self.load(replica).n_slots
 
     def report_age_s(self, replica: str) -> float:
         """Seconds since the replica last said how it stands; 0 where it never did."""
@@ -200,7 +200,8 @@ class HeadroomBook:
         """Seconds an iteration takes on the slowest replica, smoothed; 0 while nothing has been seen."""
         return max((known.iteration_s for known in self._known.values()), default=0.0)
 
-    def _load(self, replica: str) -> Load:
+    def load(self, replica: str) -> Load:
+        """What the replica said last; zeros where it never did."""
         known = self._known.get(replica)
         return Load() if known is None or known.standing is None else known.standing.load
 

@@ -19,10 +19,12 @@ from deployment.grpc_api import GrpcMethods
 from deployment.links import Heard
 from deployment.live import Alarm, LiveRequest
 from deployment.metrics import Registry
+from deployment.overview import NOTHING_AROUND, Around, Overview
+from deployment.peers import IngressShare
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import ResumingStream
-from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.serving import GenerationCall, ServedChunk, ServiceStatus
 from deployment.wiring import dispatcher_of, stream_settings_of
 from orca_core.errors import (
     DeadlineExceededError,
@@ -44,7 +46,7 @@ REPORTS_FRESH_S: Final = 0.5
 class Ingress(GrpcMethods):
     """Implements ``deployment.serving.Service``. A plain class: the replicas, tokenizer and clock come in from outside.
 
-    ``clock``: seconds, monotonic. ``peers(client_request_id)``: has every other ingress ``cancel_here``.
+    ``clock``: seconds, monotonic. ``around``: the other ingresses and the autoscaler.
     """
 
     def __init__(
@@ -55,15 +57,16 @@ class Ingress(GrpcMethods):
         clock: Callable[[], float] = time.monotonic,
         keys: KeyCheck | None = None,
         registry: Registry | None = None,
-        peers: Callable[[str], Awaitable[CancelOutcome]] | None = None,
+        around: Around = NOTHING_AROUND,
     ) -> None:
-        self._peers = peers
+        self._peers = around.peers
         self._config = config
         self._limits = config.limits
         self._replicas = replicas
         self._books = RequestBooks(clock, registry)
         self.keys = CountedKeys(keys or NoKeys(), self._books.refuse)
         self._dispatcher = dispatcher_of(config, replicas, clock, self._books.metrics)
+        self._overview = Overview(self._dispatcher, self._books.counters, around, config.ingress.replicas)
         self._stream_settings = stream_settings_of(config)
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
@@ -147,7 +150,7 @@ class Ingress(GrpcMethods):
         known_here = client_request_id in self._live
         asked: list[Awaitable[CancelOutcome]] = [self._replicas.cancel(client_request_id)]
         if self._peers is not None:
-            asked.append(self._peers(client_request_id))
+            asked.append(self._peers.cancel(client_request_id))
         outcomes = [*await asyncio.gather(*asked), await self.cancel_here(client_request_id)]
         return CancelOutcome.CANCELLED if known_here else best_outcome(outcomes)
 
@@ -181,20 +184,12 @@ class Ingress(GrpcMethods):
 
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
-        heard = await self._hear(0.0)
-        now = time.time()
-        replicas = tuple(
-            ReplicaStatus(report.replica, report.load, max(0.0, now - report.taken_at))
-            for report in sorted(heard.reports, key=lambda report: report.replica)
-        )
-        return ServiceStatus(
-            await self.model(),
-            replicas,
-            waiting_requests=self._dispatcher.waiting_requests,
-            waiting_slots=self._dispatcher.waiting_slots,
-            draining=self._draining,
-            counters=dict(self._books.counters),
-        )
+        heard, others = await asyncio.gather(self._hear(0.0), self._overview.ask())
+        return self._overview.status(await self.model(), heard, others, self._draining)
+
+    async def share(self) -> IngressShare:
+        """What this ingress has of the service, for another one that is asked for the status."""
+        return self._overview.share(self._draining)
 
     async def ready(self) -> bool:
         """See ``Service.ready``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ray.serve._private.deployment_info import DeploymentInfo
 from deployment import app
 from deployment.autoscaling import QueueDepthPolicy, facts_of
 from deployment.config import AppConfig
+from deployment.scaling_board import ScalingBoard
 from deployment.scaling_reports import Report, scaling_stats
 from orca_core.types import Load
 
@@ -50,6 +52,10 @@ class Controller:
         config = DeploymentConfig.from_proto_bytes(config.to_proto_bytes())  # on its way to the controller
         self.target = self.state.register(DeploymentInfo(config, None, 0, "job"), n_running)  # type: ignore[arg-type]
         self.state._policy.__wrapped__._clock = clock  # type: ignore[union-attr]
+        self.shelf: dict[bytes, bytes] = {}
+        store = SimpleNamespace(put=self.shelf.__setitem__, get=self.shelf.get)
+        self.state._policy.__wrapped__._store = store  # type: ignore[union-attr]
+        self.state._policy.__wrapped__._wall_clock = clock  # type: ignore[union-attr]
         self.replicas = [ReplicaID(f"r{number}", DEPLOYMENT) for number in range(n_running)]
         self.state.update_running_replica_ids(self.replicas)
 
@@ -98,6 +104,28 @@ def test_serve_scales_on_our_word_and_adds_no_delay(clock: Clock, controller_log
         targets.append(controller.turn())
     assert controller.target == 1
     assert targets.count(3) == 33
+
+
+async def test_the_last_decision_and_the_last_change_are_written_down(clock: Clock) -> None:
+    controller = Controller(clock)
+    board = ScalingBoard(SimpleNamespace(get=controller.shelf.get), "orca", clock)  # type: ignore[arg-type]
+    for _ in range(6):
+        controller.report(Load(n_slots=1000, reserved_slots=1000, queued_slots=400))
+        controller.turn()
+    changed = await board.read()
+    assert changed is not None
+    assert (changed.target, changed.actual, changed.age_s) == (3, 1, 0.0)
+    assert changed.reason == changed.last_change
+    assert changed.reason.startswith("1 -> 3 replicas: 1000 reserved")
+    for _ in range(2):
+        controller.report(Load(n_slots=1000, reserved_slots=900))
+        controller.turn()
+    clock.now += 0.5
+    later = await board.read()
+    assert later is not None
+    assert (later.target, later.age_s, later.last_change_age_s) == (3, 0.5, 2.5)
+    assert later.reason.startswith("3 replicas: 900 reserved")
+    assert later.last_change == changed.last_change
 
 
 def test_between_decisions_the_target_stays(clock: Clock) -> None:

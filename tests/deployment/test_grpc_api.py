@@ -10,10 +10,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
 from deployment import grpc_api
+from deployment.client_messages import status_from_pb
 from deployment.grpc_api import Arrived, GrpcMethods, RpcFailedError, add_orca_service
-from deployment.grpc_messages import call_from_pb, chunk_to_pb
+from deployment.grpc_messages import call_from_pb, chunk_to_pb, status_to_pb
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.serving import GenerationCall, ReplicaStatus, ScalingStatus, ServedChunk, ServiceStatus
 from orca_core.errors import InvalidRequestError, OverloadedError
 from orca_core.types import (
     CancelOutcome,
@@ -33,6 +34,9 @@ CHUNKS = (
     GenerationChunk("r", "Hel", (5, 6)),
     GenerationChunk("r", "lo", (7,), (), FinishReason.STOP, "!", Usage(4, 3, 1), Timings(0.1, 0.2, 0.3)),
 )
+
+
+BUSY = Load(128, 80, 60, cached_prompt_tokens=11, cached_slots=12)
 
 
 class Methods(GrpcMethods):
@@ -73,7 +77,9 @@ class Methods(GrpcMethods):
 
     async def status(self) -> ServiceStatus:
         load = Load(n_slots=128, reserved_slots=100, queued_slots=50)
-        return ServiceStatus(INFO, (ReplicaStatus("replica-1", load, 0.5),), 3, 40, True, {"requests": 7})
+        replicas = (ReplicaStatus("replica-1", load, 0.5), ReplicaStatus("replica-2", BUSY, 9.5, silent=True))
+        scaling = ScalingStatus(2, 1, "1 -> 2 replicas: too much", 0.5, "1 -> 2 replicas: too much", 0.25)
+        return ServiceStatus(INFO, replicas, 3, 40, True, {"requests": 7}, 2, 3, scaling)
 
     async def ready(self) -> bool:
         return self.is_ready
@@ -250,7 +256,7 @@ async def test_cancel_of_nothing_is_refused() -> None:
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_model_status_and_tokens() -> None:
+async def test_model_and_status() -> None:
     methods, context = Methods(), Context()
     model = await methods.GetModel(pb.GetModelRequest(), context)
     assert (model.id, model.vocab_size, model.max_model_len, list(model.eos_ids)) == ("m", 1000, 64, [2, 3])
@@ -260,6 +266,24 @@ async def test_model_status_and_tokens() -> None:
     assert (status.replicas[0].load.n_slots, status.replicas[0].load.headroom) == (128, -22)
     assert (status.waiting_requests, status.waiting_slots, status.draining) == (3, 40, True)
     assert dict(status.counters) == {"requests": 7}
+    assert [(each.silent, each.load.unused_slots) for each in status.replicas] == [(False, 100), (True, 20)]
+    assert (status.replicas[1].load.cached_prompt_tokens, status.replicas[1].load.cached_slots) == (11, 12)
+    assert (status.ingresses_answered, status.ingresses_known) == (2, 3)
+    scaling = status.scaling
+    assert (scaling.target, scaling.actual, scaling.age_s, scaling.last_change_age_s) == (2, 1, 0.5, 0.25)
+    assert scaling.reason == scaling.last_change == "1 -> 2 replicas: too much"
+    assert status_from_pb(status) == await methods.status(), "a client sees what was said"
+
+
+def test_a_status_without_an_autoscaler_says_nothing_of_one() -> None:
+    said = status_to_pb(ServiceStatus(INFO, ()))
+    assert not said.HasField("scaling")
+    assert status_from_pb(said).scaling is None
+    assert status_from_pb(pb.GetStatusResponse(model=said.model)).scaling is None, "a server of before"
+
+
+async def test_tokens() -> None:
+    methods, context = Methods(), Context()
     tokens = await methods.Tokenize(pb.TokenizeRequest(text="ab"), context)
     assert (list(tokens.token_ids), tokens.count) == ([97, 98], 2)
     text = await methods.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98]), context)

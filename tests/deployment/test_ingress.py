@@ -11,6 +11,8 @@ import pytest
 from deployment import live as live_module
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.overview import Around
+from deployment.peers import IngressShare, Shares
 from deployment.served_ingress import ServedIngress
 from deployment.serving import ChatMessage, GenerationCall, ServedChunk
 from orca_core.errors import (
@@ -351,16 +353,29 @@ async def test_cancel_asks_the_replicas_for_what_another_ingress_started(
     assert await ingress.cancel("elsewhere") is outcome
 
 
-async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:
-    asked: list[str] = []
+class FakePeers:
+    """All ingresses, the one under test (``own``) among them; ``n_known`` less what ``shares`` says hang."""
 
-    async def peers(client_request_id: str) -> CancelOutcome:
-        asked.append(client_request_id)
+    def __init__(self, *shares: IngressShare, n_known: int = 1) -> None:
+        self.others = list(shares)
+        self.n_known = n_known
+        self.asked: list[str] = []
+        self.own: Ingress | None = None
+
+    async def cancel(self, client_request_id: str) -> CancelOutcome:
+        self.asked.append(client_request_id)
         return CancelOutcome.CANCELLED
 
-    ingress = Ingress(CONFIG, replicas, ByteTokenizer(), peers=peers)
+    async def shares(self) -> Shares:
+        own = [] if self.own is None else [await self.own.share()]
+        return Shares([*self.others, *own], self.n_known)
+
+
+async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:
+    peers = FakePeers()
+    ingress = Ingress(CONFIG, replicas, ByteTokenizer(), around=Around(peers))
     assert await ingress.cancel("elsewhere") is CancelOutcome.CANCELLED
-    assert asked == ["elsewhere"]
+    assert peers.asked == ["elsewhere"]
     assert await ingress.cancel_here("elsewhere") is CancelOutcome.NOT_FOUND
     ingress.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from deployment import broadcast, replica_set
 from deployment.parcels import NOTHING_WAITS, Accepted, Pinned
+from deployment.peers import IngressShare
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
 from orca_core.types import CancelOutcome, GenerationRequest, Load
@@ -95,6 +96,13 @@ async def test_a_replica_that_hangs_hides_no_other() -> None:
 async def test_a_cancel_reaches_who_can_be_reached() -> None:
     answers: list[Result] = [Result(None), Result(CancelOutcome.NOT_FOUND), Result(CancelOutcome.CANCELLED)]
     assert await ServeReplicaSet(Handle(answers)).cancel("mine") is CancelOutcome.CANCELLED
+
+
+async def test_who_asks_all_can_count_those_that_did_not_answer() -> None:
+    share = IngressShare("a", 1, 20)
+    answers = await broadcast.ask_each(Handle([Result(share), Result(None), Result("?")]), "share", IngressShare)
+    assert answers == ([share], 3)
+    assert await broadcast.ask_each(Handle(None), "share", IngressShare, timeout_s=0.0) == ([], 0)
 
 
 async def test_nobody_there() -> None:
