@@ -19,7 +19,7 @@ from deployment.metrics import IngressMetrics
 from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
-from orca_core.errors import DeadlineExceededError, UnavailableError
+from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
 from orca_core.types import Load
 
 _log = logging.getLogger(__name__)
@@ -48,9 +48,11 @@ class DispatchSettings:
 class Dispatcher:
     """Sends the head of the line to the replica with the most room, whenever there may be one.
 
-    A request is bound to a replica only by that replica's word. Until then it has a place in the line, by its number;
-    nobody who came later is sent before it. Everything happens on one event loop, and between two awaits either the
-    whole of a step or nothing of it. ``book``: what is known of the replicas' room. ``clock``: seconds, monotonic.
+    A request is bound to a replica only by that replica's word. Until then it has a place in the line, by its number
+    (what that promises, ``WaitingLine`` says); nobody who came later is sent before it. Everything happens on one event
+    loop, and between two awaits either the whole of a step or nothing of it.
+
+    ``book``: what is known of the replicas' room. ``clock``: seconds, monotonic.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Dispatcher:
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )
         self._numbers = itertools.count()
+        self._returned: list[Entry] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life
@@ -165,7 +168,7 @@ class Dispatcher:
         self._line.put(entry)
         self._pump()
         if entry in self._line:
-            self._line.judge(entry, self._book.iteration_s)
+            self._judge(entry)
 
     def come_back(self, entry: Entry) -> None:
         """An entry whose replica was lost goes to its old place in line, with what is left to generate."""
@@ -182,7 +185,24 @@ class Dispatcher:
     def _wait_again(self, entry: Entry) -> None:
         """A replica has not taken it after all. Whoever says so is in the midst of something: look again after that."""
         self._line.put(entry)
-        asyncio.get_running_loop().call_soon(self._pump)
+        self._returned.append(entry)
+        if len(self._returned) == 1:
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        """Who has come back in one instant: some have room elsewhere, and of the rest the last are refused first."""
+        returned, self._returned = self._returned, []
+        self._pump()
+        for entry in sorted(returned, key=lambda entry: -entry.number):
+            if entry in self._line and entry.accepted_at is None:
+                try:
+                    self._judge(entry)
+                except OverloadedError as error:
+                    entry.feed.fail(error)
+        self._pump()  # who is refused may have been the head
+
+    def _judge(self, entry: Entry) -> None:
+        self._line.judge(entry, self._book.iteration_s, self._sender.on_their_way)
 
     # ---- sending
 
