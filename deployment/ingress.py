@@ -114,9 +114,9 @@ class Ingress(GrpcMethods):
                 async for served in stream:
                     entry.chunk(served.chunk)
                     yield served
-        except asyncio.CancelledError:
-            if self._clock() >= live.deadline:
-                entry.expire()  # a gRPC client keeps its own deadline and is gone when it passes
+        except (asyncio.CancelledError, GeneratorExit):  # the client is gone: while it waited, or between two chunks
+            if live.is_at_deadline(self._clock()):
+                entry.expire()  # it keeps its own deadline and hangs up when that passes
             raise
         except Exception as error:
             shown = self._explain(error, live)
@@ -206,7 +206,8 @@ class Ingress(GrpcMethods):
         request_id = uuid.uuid4().hex
         limit_s = self._limits.max_request_seconds
         timeout_s = limit_s if call.timeout_s is None else min(call.timeout_s, limit_s)
-        return LiveRequest(request_id, call.client_request_id or request_id, timeout_s, self._clock())
+        visible_id = call.client_request_id or request_id
+        return LiveRequest(request_id, visible_id, timeout_s, self._clock(), call.timeout_s is not None)
 
     def _depart(self, live: LiveRequest) -> None:
         others = self._live[live.visible_id]

@@ -8,6 +8,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
+from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deployment import grpc_api
 from deployment.client_messages import status_from_pb
@@ -134,7 +136,7 @@ async def test_a_stream_becomes_messages() -> None:
 
 
 async def test_complete_is_the_whole_stream() -> None:
-    whole = await Methods().Complete(PROMPT, Context())
+    whole = await Methods().Complete(here(PROMPT), Context())
     assert (whole.text, list(whole.token_ids), whole.finish_reason, whole.stop) == ("Hello", [5, 6, 7], pb.STOP, "!")
     assert (whole.replica, whole.resumes, whole.usage.completion_tokens) == ("replica-1", 2, 3)
 
@@ -178,14 +180,14 @@ async def test_a_failed_stream_raises_where_the_server_is_elsewhere() -> None:
 async def test_a_failed_unary_call_has_its_status(method: str) -> None:
     methods, context = Methods(), Context()
     methods.error = OverloadedError("the waiting line is full", 2.5)
-    await getattr(methods, method)(PROMPT, context)
+    await getattr(methods, method)(here(PROMPT) if method == "Complete" else pb.GetModelRequest(), context)
     assert (context.code, context.retry_delay_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2.5)
 
 
 async def test_an_unknown_error_shows_nothing() -> None:
     methods, context = Methods(), Context()
     methods.error = ValueError("the secret prompt")
-    await methods.Complete(pb.GenerateRequest(request_id="mine", prompt="x"), context)
+    await methods.Complete(here(pb.GenerateRequest(request_id="mine", prompt="x")), context)
     assert context.code is grpc.StatusCode.INTERNAL
     assert context.details == "internal error, request mine"
     assert b"secret" not in context.trailers["grpc-status-details-bin"]
@@ -225,7 +227,7 @@ def test_every_sampling_field_crosses() -> None:
 async def test_what_protobuf_lets_through_is_refused(field: str, value: Any) -> None:
     """Field cases C3, C5, C7: NaN is legal in protobuf."""
     methods, context = Methods(), Context()
-    await methods.Complete(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(**{field: value})), context)
+    await methods.Complete(here(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(**{field: value}))), context)
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert field in context.details
     assert not methods.calls
@@ -233,14 +235,60 @@ async def test_what_protobuf_lets_through_is_refused(field: str, value: Any) -> 
 
 async def test_the_deadline_comes_as_metadata() -> None:
     methods = Methods()
-    await methods.Complete(PROMPT, Context(orca_timeout_s="2.5"))
+    await methods.Complete(here(PROMPT), Context(orca_timeout_s="2.5"))
     assert methods.calls[0].timeout_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "told", "expected"),
+    [(None, {}, None), (3.0, {}, 3.0), (3.0, {"orca_timeout_s": "2.5"}, 2.5), (2.0, {"orca_timeout_s": "2.5"}, 2.0)],
+)
+async def test_the_deadline_of_the_call_counts_too(
+    remaining_s: float | None, told: dict[str, str], expected: float | None
+) -> None:
+    methods = Methods()
+    arrived = Arrived(PROMPT, os.getpid(), remaining_s)
+    assert [message.text async for message in methods.Generate(arrived, Context(**told))] == ["Hel", "lo"]
+    await methods.Complete(arrived, Context(**told))
+    assert [call.timeout_s for call in methods.calls] == [expected] * 2
+
+
+async def test_serves_own_server_tells_how_long_a_call_has() -> None:
+    """Serve puts behaviours of its own in place of ours, and their context does not tell."""
+    seen: dict[str, Any] = {}
+
+    def factory(service_method: str, streaming_type: gRPCStreamingType) -> Any:
+        async def unary(message: Any, context: Any) -> bytes:
+            seen[service_method.rpartition("/")[2]] = message
+            return b""
+
+        async def stream(message: Any, context: Any) -> AsyncGenerator[bytes, None]:
+            seen[service_method.rpartition("/")[2]] = message
+            yield b""
+
+        return stream if streaming_type is gRPCStreamingType.UNARY_STREAM else unary
+
+    server = gRPCGenericServer(factory)
+    add_orca_service(Methods(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
+
+        stub = OrcaServiceStub(channel)
+        assert len([message async for message in stub.Generate(PROMPT, timeout=600)]) == 1
+        await stub.Complete(PROMPT)
+        await stub.GetModel(pb.GetModelRequest(), timeout=600)
+    await server.stop(None)
+    assert 500 < seen["Generate"].remaining_s <= 600
+    assert seen["Complete"] == Arrived(PROMPT, os.getpid(), None)
+    assert seen["GetModel"] == pb.GetModelRequest()
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
 async def test_a_deadline_that_is_none_is_refused(value: str) -> None:
     context = Context(orca_timeout_s=value)
-    await Methods().Complete(PROMPT, context)
+    await Methods().Complete(here(PROMPT), context)
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from deployment import live as live_module
+from deployment.choices import merged
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.overview import Around
@@ -266,6 +267,50 @@ async def test_a_client_that_is_gone_at_its_deadline_counts_as_such(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await counters(ingress))["requests_deadline"] == 1
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "after_s", "outcome"),
+    [
+        (2.0, 2.0, "deadline"),
+        (2.0, 1.9, "deadline"),  # the client's clock has been running since it sent the request
+        (2.0, 1.5, "cancelled"),
+        (60.0, 59.8, "deadline"),
+        (60.0, 59.0, "cancelled"),
+        (0.1, 0.05, "cancelled"),
+        (None, 599.9, "cancelled"),  # the limit is ours: the client knows of no deadline
+    ],
+)
+async def test_a_reader_that_is_closed_at_its_deadline_counts_as_such(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock, timeout_s: float | None, after_s: float, outcome: str
+) -> None:
+    """Serve closes the generator where a client leaves between two messages, and cancels the task where it waits."""
+    replicas.n_free = 1
+    stream = ingress.generate(a_call(timeout_s=timeout_s))
+    await anext(stream)
+    clock.now += after_s
+    await stream.aclose()
+    assert (await counters(ingress))[f"requests_{outcome}"] == 1
+
+
+async def test_choices_that_are_closed_at_their_deadline_count_as_such(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock
+) -> None:
+    replicas.n_free = 1
+    stream = merged(ingress, [a_call(timeout_s=2.0, api="http")] * 3)
+    await anext(stream)
+    clock.now += 2.0
+    await stream.aclose()
+    assert (await counters(ingress))["requests_deadline"] == 3
+
+
+async def test_what_was_told_to_its_end_has_not_expired(ingress: Ingress, clock: Clock) -> None:
+    stream = ingress.generate(a_call(timeout_s=2.0))
+    while (await anext(stream)).chunk.finish_reason is None:
+        pass
+    clock.now += 2.0
+    await stream.aclose()
+    assert (await counters(ingress))["requests_length"] == 1
 
 
 async def test_a_lost_stream_is_never_a_normal_end(last_chance: Ingress, replicas: FakeReplicas) -> None:
