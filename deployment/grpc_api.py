@@ -32,6 +32,7 @@ SERVICE_NAME: Final = "orca.v1.OrcaService"
 TIMEOUT_KEY: Final = "orca-timeout-s"
 """Metadata key with the seconds that are left of the client's deadline: Serve's context does not tell them."""
 
+NEARLY: Final = 0.9
 _HEALTH_POLL_S: Final = 1.0
 _HEALTH_SERVICES: Final = ("", SERVICE_NAME)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -188,13 +189,14 @@ class GrpcMethods(Service):
 
 
 def _timeout_s(context: RpcContext, remaining_s: float | None) -> float | None:
-    """Seconds that are left of the client's deadline: gRPC's, or what it told us, whichever is sooner.
+    """Seconds that are left of the client's deadline: gRPC's own, or what it told us, whichever is sooner.
 
-    Raises ``InvalidRequestError``.
+    A client that gives both means the same by them, and gRPC's has been running since. Raises ``InvalidRequestError``.
     """
-    given = _told_timeout_s(context)
-    known = [timeout_s for timeout_s in (remaining_s, given) if timeout_s is not None]
-    return min(known) if known else None
+    told_s = _told_timeout_s(context)
+    if told_s is None or remaining_s is None:
+        return remaining_s if told_s is None else told_s
+    return told_s if remaining_s >= NEARLY * told_s else remaining_s
 
 
 def _told_timeout_s(context: RpcContext) -> float | None:

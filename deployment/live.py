@@ -17,6 +17,9 @@ TRANSIT_S: Final = 0.25
 TRANSIT_SHARE: Final = 0.1
 """A request was on its way to us for at most that many seconds, and at most that part of its time."""
 
+ROUNDING: Final = 0.01
+"""Part of a deadline by which gRPC may send it longer than it is."""
+
 
 @dataclass(slots=True)
 class LiveRequest:
@@ -41,7 +44,8 @@ class LiveRequest:
         Its clock has been running since it sent the request, for as long as that was on its way, so it is gone a
         little before ours says so.
         """
-        early_s = min(TRANSIT_S, TRANSIT_SHARE * self.timeout_s) if self.has_deadline else 0.0
+        early_s = min(TRANSIT_S + ROUNDING * self.timeout_s, TRANSIT_SHARE * self.timeout_s)
+        early_s = early_s if self.has_deadline else 0.0
         return now >= self.deadline - early_s
 
     def end(self, verdict: OrcaError) -> None:

@@ -276,6 +276,7 @@ async def test_a_client_that_is_gone_at_its_deadline_counts_as_such(
         (2.0, 1.9, "deadline"),  # the client's clock has been running since it sent the request
         (2.0, 1.5, "cancelled"),
         (60.0, 59.8, "deadline"),
+        (600.0, 599.0, "deadline"),  # gRPC has sent it as 601
         (60.0, 59.0, "cancelled"),
         (0.1, 0.05, "cancelled"),
         (None, 599.9, "cancelled"),  # the limit is ours: the client knows of no deadline
