@@ -23,6 +23,7 @@ _log = logging.getLogger("ray.serve")  # the one that the controller writes to i
 STATE: Final = "orca"
 DECIDED_AT: Final = "orca_decided_at"
 CHANGE: Final = "orca_change"
+TARGET: Final = "orca_target"
 
 
 class QueueDepthPolicy:
@@ -58,12 +59,15 @@ class QueueDepthPolicy:
         if decision.replicas != context.target_num_replicas:
             _log.info("autoscaling %s: %s", context.deployment_name, decision.reason)
             kept[CHANGE] = decision.reason, wall
+        elif (before := kept.get(TARGET, decision.replicas)) != decision.replicas:
+            # Serve itself wakes a deployment that has no replica, without asking a policy
+            kept[CHANGE] = f"{before} -> {decision.replicas} replicas: somebody waited for the first", wall
         n_running = len(context.running_replicas)
         note = Note(decision.replicas, n_running, decision.reason, wall, *kept.get(CHANGE, ()))
         if self._board is None:
             self._board = ScalingBoard(self._store, context.app_name or "")
         self._board.write(note)
-        return decision.replicas, {**kept, STATE: decision.state, DECIDED_AT: now}
+        return decision.replicas, {**kept, STATE: decision.state, DECIDED_AT: now, TARGET: decision.replicas}
 
 
 def facts_of(context: AutoscalingContext) -> Facts:

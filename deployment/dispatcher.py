@@ -7,9 +7,8 @@ import itertools
 import logging
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
-from typing import Final
 
+from deployment.dispatch_settings import DispatchSettings
 from deployment.entry import Entry
 from deployment.headroom import HeadroomBook
 from deployment.line import WaitingLine
@@ -19,30 +18,11 @@ from deployment.metrics import IngressMetrics
 from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
+from deployment.waker import Waker
 from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
 from orca_core.types import Load
 
 _log = logging.getLogger(__name__)
-
-NO_REPLICA_RETRY_S: Final = 2.0
-"""When to come back if there is no replica at all: loading a model takes longer, but one may be about to be ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """``interval_s``: seconds between two polls of the replicas, and between two looks at the links.
-
-    ``silence_s``: seconds without a sign of life after which a replica is lost. ``max_waiting_requests``,
-    ``max_waiting_slots``: bounds of the line. ``overtaking_s``, ``max_overtakers``: while the head of the line fits
-    nowhere, those behind it that do may be sent, for so long and so many at most; 0 = nobody.
-    """
-
-    interval_s: float
-    silence_s: float
-    max_waiting_requests: int
-    max_waiting_slots: int
-    overtaking_s: float = 0.0
-    max_overtakers: int = 0
 
 
 class Dispatcher:
@@ -73,6 +53,7 @@ class Dispatcher:
         self._sender = Sender(
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )
+        self.waker = Waker(replicas, clock, settings.from_zero)
         self._numbers = itertools.count()
         self._returned: list[Entry] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,12 +68,14 @@ class Dispatcher:
 
     def end_links(self) -> None:
         """Nothing will be sent any more, and nothing is on its way: let the replicas go. They are still polled."""
+        self.waker.close()
         self._links.end()
 
     def close(self) -> None:
         """End all tasks and links. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        self.waker.close()
         self._sender.close()
         self._links.close()
 
@@ -161,9 +144,13 @@ class Dispatcher:
         return LineDepth(self._line.slots, len(self._line))
 
     def enter(self, entry: Entry) -> None:
-        """A new request. Raises ``UnavailableError`` without any replica, and ``OverloadedError`` (see the line)."""
-        if not len(self._links):
-            raise UnavailableError("no replica is ready yet", NO_REPLICA_RETRY_S)
+        """A new request. Raises ``UnavailableError`` without any replica, unless it may wait for the first one, and
+        ``OverloadedError`` (see the line).
+        """
+        if not len(self._links) or (self.waker.works and self._links.none_stays):
+            self.waker.wake()
+            if not self.waker.may_wait:
+                raise self.waker.no_replica()
         entry.number = next(self._numbers)
         self._line.put(entry)
         self._pump()
@@ -202,12 +189,17 @@ class Dispatcher:
         self._pump()  # who is refused may have been the head
 
     def _judge(self, entry: Entry) -> None:
-        self._line.judge(entry, self._book.iteration_s, self._sender.on_their_way)
+        start_s = self.waker.left_s() if self._links.none_stays else None
+        self._line.judge(entry, self._book.iteration_s, self._sender.on_their_way, start_s)
 
     # ---- sending
 
     def _pump(self) -> None:
         """Send from the head of the line for as long as somebody has room for the head."""
+        if len(self._line):
+            self._line.stand_still(not self._links.usable())
+            if self._links.none_stays:
+                self.waker.wake()
         while (head := self._line.head()) is not None:
             if head.deadline <= self._clock():
                 self._line.remove(head)
@@ -249,6 +241,8 @@ class Dispatcher:
 
     def on_parcel(self, link: Link, parcel: Parcel) -> None:
         """See ``LinkOwner``."""
+        if not link.gone:
+            self.waker.there_is_one()
         self._book.report(link.replica, parcel.standing)
 
     def on_word(self, link: Link, entry: Entry) -> None:

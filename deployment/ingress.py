@@ -175,11 +175,12 @@ class Ingress(GrpcMethods):
         return await self._preparation.decode(token_ids)
 
     async def model(self) -> ModelInfo:
-        """See ``Service.model``. Raises ``UnavailableError`` until the first replica is up."""
+        """See ``Service.model``. Raises ``UnavailableError`` until the first replica is up, and asks for one."""
         if self._model is None:
             await self._hear(0.0)
         if self._model is None:
-            raise UnavailableError("no replica is ready yet")
+            self._dispatcher.waker.wake()
+            raise self._dispatcher.waker.no_replica()
         return self._model
 
     async def status(self) -> ServiceStatus:
@@ -193,7 +194,9 @@ class Ingress(GrpcMethods):
 
     async def ready(self) -> bool:
         """See ``Service.ready``."""
-        return not self._draining and bool((await self._hear(REPORTS_FRESH_S)).reports)
+        heard = await self._hear(REPORTS_FRESH_S)
+        may_wait = self._model is not None and self._dispatcher.waker.may_wait
+        return not self._draining and (bool(heard.reports) or may_wait)
 
     # ---- one request
 

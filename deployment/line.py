@@ -91,6 +91,7 @@ class WaitingLine:
         self._clock = clock
         self._waiting: dict[int, Entry] = {}
         self._order: list[int] = []  # a heap; numbers of entries that have left are skipped when they come up
+        self._stands = False
         self.slots = 0
         self.rate = SlotRate(clock)
 
@@ -105,7 +106,13 @@ class WaitingLine:
         self._waiting[entry.number] = entry
         self.slots += entry.demand
         heapq.heappush(self._order, entry.number)
-        self.rate.someone_waits(True)
+        self.rate.someone_waits(not self._stands)
+
+    def stand_still(self, stands: bool) -> None:
+        """Whether there is nobody to send anything to: time in which that is so tells nothing of how fast it moves."""
+        if stands != self._stands:
+            self._stands = stands
+            self.rate.someone_waits(bool(self._waiting) and not stands)
 
     def head(self) -> Entry | None:
         """Whose turn it is."""
@@ -121,20 +128,21 @@ class WaitingLine:
         """An entry leaves, whichever way. One that is not here is no error."""
         if self._waiting.pop(entry.number, None) is not None:
             self.slots -= entry.demand
-            self.rate.someone_waits(bool(self._waiting))
+            self.rate.someone_waits(bool(self._waiting) and not self._stands)
 
     def expired(self) -> list[Entry]:
         """Entries whose deadline has passed."""
         now = self._clock()
         return [entry for entry in self._waiting.values() if entry.deadline <= now]
 
-    def judge(self, entry: Entry, iteration_s: float, away: Sequence[Entry] = ()) -> None:
+    def judge(self, entry: Entry, iteration_s: float, away: Sequence[Entry] = (), start_s: float | None = None) -> None:
         """Whether an entry that waits may stay, and has a promised place from now on; whoever may not has left.
 
         Raises ``OverloadedError`` where the line is too long, or would not get to the entry before its deadline.
         ``iteration_s``: seconds it takes to answer once it is its turn. ``away``: who is on its way to a replica.
+        ``start_s``: seconds until there is any replica, where that is known and there is none.
         """
-        wait_s = self.wait_s(entry)
+        wait_s = _sum(self.wait_s(entry), start_s)
         kept = [each.demand for each in away if each.is_promised]
         if not entry.is_promised and len(self) + len(kept) > self._max_requests:
             reason = "too many requests are waiting"
@@ -145,7 +153,7 @@ class WaitingLine:
         else:
             entry.is_promised = True
             return
-        whole_s = self.wait_s()
+        whole_s = _sum(self.wait_s(), start_s)
         self.remove(entry)
         shortest, longest = RETRY_RANGE_S
         delay_s = UNKNOWN_RETRY_S if whole_s is None else min(longest, max(shortest, whole_s))
@@ -162,3 +170,9 @@ class WaitingLine:
         if entry is None:
             return self.slots / rate
         return sum(each.demand for number, each in self._waiting.items() if number <= entry.number) / rate
+
+
+def _sum(wait_s: float | None, start_s: float | None) -> float | None:
+    """What is known of two waits, one after the other."""
+    known = [each for each in (wait_s, start_s) if each is not None]
+    return sum(known) if known else None

@@ -84,6 +84,11 @@ class Links:
         present = [link.replica for link in open_ if link.missed < LEFT_AFTER_MISSES]
         return present or [link.replica for link in open_]
 
+    @property
+    def none_stays(self) -> bool:
+        """Whether there is no replica, or none that Serve still has in its set: nothing can be sent, nor will be."""
+        return all(link.gone for link in self._links.values())
+
     # ---- polls
 
     async def poll(self) -> Heard:

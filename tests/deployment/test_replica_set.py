@@ -134,6 +134,19 @@ async def test_a_submission_that_is_given_up_is_cancelled_on_its_way() -> None:
     assert handle.calls[0].gone.is_set()
 
 
+async def test_a_call_for_the_first_replica_names_none_and_can_be_given_up() -> None:
+    """Serve's handle keeps it until there is one, and its controller hears of that."""
+    handle = Handle([])
+    task = asyncio.create_task(ServeReplicaSet(handle).first())
+    await asyncio.sleep(0)
+    (call,) = handle.calls
+    assert (call.method, call.args) == ("report", ("", NOTHING_WAITS))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert call.gone.is_set()
+
+
 async def test_a_drop_waits_for_nobody_and_reaches_a_replica_that_has_left() -> None:
     handle = Handle([])
     ServeReplicaSet(handle).drop("a", "link", ("r1.1",))
