@@ -99,6 +99,7 @@ class Dispatcher:
         """Ask all replicas how they are, and take what follows from it."""
         heard = await self._links.poll()
         self._book.survey({report.replica: report.load for report in heard.reports}, heard.asked_at)
+        self._book.keep({link.replica for link in self._links} | {report.replica for report in heard.reports})
         self._pump()
         self._metrics.line(self.waiting_requests, self.waiting_slots)
         return heard

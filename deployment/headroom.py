@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,6 +107,11 @@ class HeadroomBook:
         self._known.pop(replica, None)
         for attempt_id in [name for name, booked in self._booked.items() if booked.replica == replica]:
             del self._booked[attempt_id]
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """All others are gone: they count in nothing any more."""
+        for replica in [name for name in self._known if name not in replicas]:
+            self.forget(replica)
 
     def refuse(self, replica: str) -> None:
         """A replica has turned a request down: nothing more for it until it says anew how it stands."""

@@ -186,7 +186,9 @@ class Ingress(GrpcMethods):
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
         heard, others = await asyncio.gather(self._hear(0.0), self._overview.ask())
-        return self._overview.status(await self.model(), heard, others, self._draining)
+        if self._model is None:  # whoever only looks has nothing started
+            raise self._dispatcher.waker.no_replica()
+        return self._overview.status(self._model, heard, others, self._draining)
 
     async def share(self) -> IngressShare:
         """What this ingress has of the service, for another one that is asked for the status."""
