@@ -53,6 +53,7 @@ class OpenRequest:
         self._clock = clock
         self._arrived_at = clock()
         self._has_begun = False
+        self._has_ended = False
         self._outcome = "cancelled"
 
     def chunk(self, chunk: GenerationChunk) -> None:
@@ -61,6 +62,7 @@ class OpenRequest:
             self._has_begun = True
             self._books.metrics.first_token(self._clock() - self._arrived_at)
         if chunk.finish_reason is not None:
+            self._has_ended = True
             self._outcome = chunk.finish_reason.value
             self._finish(chunk)
 
@@ -86,8 +88,9 @@ class OpenRequest:
             self._books.refuse(error)
 
     def expire(self) -> None:
-        """The client is gone because its deadline has passed."""
-        self._outcome = "deadline"
+        """The client is gone because its deadline has passed; not where it was told everything before."""
+        if not self._has_ended:
+            self._outcome = "deadline"
 
     def close(self) -> None:
         """It has ended."""

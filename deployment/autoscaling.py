@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ray.serve.config import AutoscalingContext
 
+from deployment.scaling_board import Note, RayStore, ScalingBoard, Store
 from deployment.scaling_decision import Facts, Settings, State, decide
 from deployment.scaling_reports import Report, report_from_stats
 
@@ -21,18 +22,31 @@ _log = logging.getLogger("ray.serve")  # the one that the controller writes to i
 
 STATE: Final = "orca"
 DECIDED_AT: Final = "orca_decided_at"
+CHANGE: Final = "orca_change"
+TARGET: Final = "orca_target"
 
 
 class QueueDepthPolicy:
     """Replicas follow queued and reserved slots. Called with Serve's context, answers with a number and a state.
 
     ``interval_s``: seconds between decisions; in between the answer is the present target. ``settings``: the fields of
-    ``scaling_decision.Settings``. All are plain numbers: Serve wants them as JSON. ``clock``: seconds, monotonic.
+    ``scaling_decision.Settings``. All are plain numbers: Serve wants them as JSON. ``clock``: seconds, monotonic;
+    ``wall_clock``: the same, comparable across processes. ``store``: where decisions are written down.
     """
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic, **settings: Any) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        store: Store | None = None,
+        **settings: Any,
+    ) -> None:
         self._interval_s = interval_s
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._store = store or RayStore()
+        self._board: ScalingBoard | None = None
         self._settings = Settings(**settings)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -41,9 +55,19 @@ class QueueDepthPolicy:
         if now - kept.get(DECIDED_AT, float("-inf")) < self._interval_s:
             return context.target_num_replicas, kept
         decision = decide(now, kept.get(STATE, State()), facts_of(context), self._settings)
+        wall = self._wall_clock()
         if decision.replicas != context.target_num_replicas:
             _log.info("autoscaling %s: %s", context.deployment_name, decision.reason)
-        return decision.replicas, {**kept, STATE: decision.state, DECIDED_AT: now}
+            kept[CHANGE] = decision.reason, wall
+        elif (before := kept.get(TARGET, decision.replicas)) != decision.replicas:
+            # Serve itself wakes a deployment that has no replica, without asking a policy
+            kept[CHANGE] = f"{before} -> {decision.replicas} replicas: somebody waited for the first", wall
+        n_running = len(context.running_replicas)
+        note = Note(decision.replicas, n_running, decision.reason, wall, *kept.get(CHANGE, ()))
+        if self._board is None:
+            self._board = ScalingBoard(self._store, context.app_name or "")
+        self._board.write(note)
+        return decision.replicas, {**kept, STATE: decision.state, DECIDED_AT: now, TARGET: decision.replicas}
 
 
 def facts_of(context: AutoscalingContext) -> Facts:

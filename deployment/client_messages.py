@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import ReplicaStatus, ServiceStatus
+from deployment.serving import ReplicaStatus, ScalingStatus, ServiceStatus
 from orca_core.errors import InvalidRequestError
 from orca_core.types import (
     CancelOutcome,
@@ -130,11 +130,14 @@ def status_from_pb(response: pb.GetStatusResponse) -> ServiceStatus:
     """A ``GetStatusResponse``."""
     return ServiceStatus(
         model=model_from_pb(response.model),
-        replicas=tuple(ReplicaStatus(r.replica, _load(r.load), r.report_age_s) for r in response.replicas),
+        replicas=tuple(ReplicaStatus(r.replica, _load(r.load), r.report_age_s, r.silent) for r in response.replicas),
         waiting_requests=response.waiting_requests,
         waiting_slots=response.waiting_slots,
         draining=response.draining,
         counters=dict(response.counters),
+        ingresses_answered=response.ingresses_answered,
+        ingresses_known=response.ingresses_known,
+        scaling=_scaling(response.scaling) if response.HasField("scaling") else None,
     )
 
 
@@ -149,4 +152,17 @@ def _load(load: pb.Load) -> Load:
         iterations=load.iterations,
         prompt_tokens=load.prompt_tokens,
         generated_tokens=load.generated_tokens,
+        cached_prompt_tokens=load.cached_prompt_tokens,
+        cached_slots=load.cached_slots,
+    )
+
+
+def _scaling(said: pb.ScalingDecision) -> ScalingStatus:
+    return ScalingStatus(
+        target=said.target,
+        actual=said.actual,
+        reason=said.reason,
+        age_s=said.age_s,
+        last_change=said.last_change,
+        last_change_age_s=said.last_change_age_s,
     )

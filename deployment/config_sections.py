@@ -87,17 +87,26 @@ class EngineSection(Section):
         raise ValueError("must be auto or an integer of at least 1")
 
 
+ColdRequests = Literal["wait", "refuse"]
+
+
 class ReplicasSection(Section):
-    """``min`` <= ``initial`` <= ``max`` replicas; ``initial`` null = ``min``.
+    """``min`` <= ``initial`` <= ``max`` replicas; ``initial`` null = ``min``, but at least 1: what is served is known
+    only from a replica.
+
+    ``min`` 0: with nothing to do for ``autoscaling.downscale_delay_s`` there is no replica. ``cold_requests``: what
+    becomes of a request that comes then. Either starts a replica: ``wait`` = it waits in line, within
+    ``limits.max_waiting_*``; ``refuse`` = it is UNAVAILABLE, with a retry delay that follows from the last start.
 
     ``num_gpus``, ``num_cpus``: of one replica, as Ray counts them. ``load_report_interval_s``: seconds between two
     polls of the replicas by an ingress, and the longest a replica says nothing to one. ``startup_timeout_s``: seconds a
     replica may take to load its model.
     """
 
-    min: int = Field(default=1, ge=1)
+    min: int = Field(default=1, ge=0)
     max: int = Field(default=1, ge=1)
     initial: int | None = Field(default=None, ge=1)
+    cold_requests: ColdRequests = "wait"
     num_gpus: float = Field(default=0.0, ge=0)
     num_cpus: float = Field(default=1.0, gt=0)
     load_report_interval_s: float = Field(default=0.5, gt=0)
@@ -106,7 +115,7 @@ class ReplicasSection(Section):
     @property
     def start(self) -> int:
         """Replicas at start."""
-        return self.min if self.initial is None else self.initial
+        return max(self.min, 1) if self.initial is None else self.initial
 
 
 class AutoscalingSection(Section):

@@ -7,9 +7,8 @@ import itertools
 import logging
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
-from typing import Final
 
+from deployment.dispatch_settings import DispatchSettings
 from deployment.entry import Entry
 from deployment.headroom import HeadroomBook
 from deployment.line import WaitingLine
@@ -19,37 +18,21 @@ from deployment.metrics import IngressMetrics
 from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
-from orca_core.errors import DeadlineExceededError, UnavailableError
+from deployment.waker import Waker
+from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from orca_core.types import Load
 
 _log = logging.getLogger(__name__)
-
-NO_REPLICA_RETRY_S: Final = 2.0
-"""When to come back if there is no replica at all: loading a model takes longer, but one may be about to be ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """``interval_s``: seconds between two polls of the replicas, and between two looks at the links.
-
-    ``silence_s``: seconds without a sign of life after which a replica is lost. ``max_waiting_requests``,
-    ``max_waiting_slots``: bounds of the line. ``overtaking_s``, ``max_overtakers``: while the head of the line fits
-    nowhere, those behind it that do may be sent, for so long and so many at most; 0 = nobody.
-    """
-
-    interval_s: float
-    silence_s: float
-    max_waiting_requests: int
-    max_waiting_slots: int
-    overtaking_s: float = 0.0
-    max_overtakers: int = 0
 
 
 class Dispatcher:
     """Sends the head of the line to the replica with the most room, whenever there may be one.
 
-    A request is bound to a replica only by that replica's word. Until then it has a place in the line, by its number;
-    nobody who came later is sent before it. Everything happens on one event loop, and between two awaits either the
-    whole of a step or nothing of it. ``book``: what is known of the replicas' room. ``clock``: seconds, monotonic.
+    A request is bound to a replica only by that replica's word. Until then it has a place in the line, by its number
+    (what that promises, ``WaitingLine`` says); nobody who came later is sent before it. Everything happens on one event
+    loop, and between two awaits either the whole of a step or nothing of it.
+
+    ``book``: what is known of the replicas' room. ``clock``: seconds, monotonic.
     """
 
     def __init__(
@@ -70,7 +53,9 @@ class Dispatcher:
         self._sender = Sender(
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )
+        self.waker = Waker(replicas, clock, settings.from_zero)
         self._numbers = itertools.count()
+        self._returned: list[Entry] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life
@@ -81,10 +66,16 @@ class Dispatcher:
         for work in (self._keep_polling(), self._keep_watching()):
             self._tasks.append(loop.create_task(work, context=Context()))
 
+    def end_links(self) -> None:
+        """Nothing will be sent any more, and nothing is on its way: let the replicas go. They are still polled."""
+        self.waker.close()
+        self._links.end()
+
     def close(self) -> None:
         """End all tasks and links. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        self.waker.close()
         self._sender.close()
         self._links.close()
 
@@ -108,6 +99,7 @@ class Dispatcher:
         """Ask all replicas how they are, and take what follows from it."""
         heard = await self._links.poll()
         self._book.survey({report.replica: report.load for report in heard.reports}, heard.asked_at)
+        self._book.keep({link.replica for link in self._links} | {report.replica for report in heard.reports})
         self._pump()
         self._metrics.line(self.waiting_requests, self.waiting_slots)
         return heard
@@ -129,6 +121,16 @@ class Dispatcher:
         return self._links.heard
 
     @property
+    def ingress_id(self) -> str:
+        """Our name among the ingresses."""
+        return self._links.ingress_id
+
+    def last_told(self) -> list[tuple[str, Load, float]]:
+        """Of each replica that is linked and has said something: its name, its last load, seconds since then."""
+        names = [link.replica for link in self._links if link.is_open]
+        return [(name, self._book.load(name), self._book.report_age_s(name)) for name in names]
+
+    @property
     def waiting_requests(self) -> int:
         """Requests in line."""
         return len(self._line)
@@ -143,14 +145,18 @@ class Dispatcher:
         return LineDepth(self._line.slots, len(self._line))
 
     def enter(self, entry: Entry) -> None:
-        """A new request. Raises ``UnavailableError`` without any replica, and ``OverloadedError`` (see the line)."""
-        if not len(self._links):
-            raise UnavailableError("no replica is ready yet", NO_REPLICA_RETRY_S)
+        """A new request. Raises ``UnavailableError`` without any replica, unless it may wait for the first one, and
+        ``OverloadedError`` (see the line).
+        """
+        if not len(self._links) or (self.waker.works and self._links.none_stays):
+            self.waker.wake()
+            if not self.waker.may_wait:
+                raise self.waker.no_replica()
         entry.number = next(self._numbers)
         self._line.put(entry)
         self._pump()
         if entry in self._line:
-            self._line.judge(entry, self._book.iteration_s)
+            self._judge(entry)
 
     def come_back(self, entry: Entry) -> None:
         """An entry whose replica was lost goes to its old place in line, with what is left to generate."""
@@ -167,12 +173,34 @@ class Dispatcher:
     def _wait_again(self, entry: Entry) -> None:
         """A replica has not taken it after all. Whoever says so is in the midst of something: look again after that."""
         self._line.put(entry)
-        asyncio.get_running_loop().call_soon(self._pump)
+        self._returned.append(entry)
+        if len(self._returned) == 1:
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        """Who has come back in one instant: some have room elsewhere, and of the rest the last are refused first."""
+        returned, self._returned = self._returned, []
+        self._pump()
+        for entry in sorted(returned, key=lambda entry: -entry.number):
+            if entry in self._line and entry.accepted_at is None:
+                try:
+                    self._judge(entry)
+                except OverloadedError as error:
+                    entry.feed.fail(error)
+        self._pump()  # who is refused may have been the head
+
+    def _judge(self, entry: Entry) -> None:
+        start_s = self.waker.left_s() if self._links.none_stays else None
+        self._line.judge(entry, self._book.iteration_s, self._sender.on_their_way, start_s)
 
     # ---- sending
 
     def _pump(self) -> None:
         """Send from the head of the line for as long as somebody has room for the head."""
+        if len(self._line):
+            self._line.stand_still(not self._links.usable())
+            if self._links.none_stays:
+                self.waker.wake()
         while (head := self._line.head()) is not None:
             if head.deadline <= self._clock():
                 self._line.remove(head)
@@ -214,6 +242,8 @@ class Dispatcher:
 
     def on_parcel(self, link: Link, parcel: Parcel) -> None:
         """See ``LinkOwner``."""
+        if not link.gone:
+            self.waker.there_is_one()
         self._book.report(link.replica, parcel.standing)
 
     def on_word(self, link: Link, entry: Entry) -> None:

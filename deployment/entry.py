@@ -39,9 +39,9 @@ class Entry:
 
     ``request``: what is still to be generated. ``deadline``: on the ingress's clock. ``affinity``: requests of the same
     one may share a beginning; empty = none. ``place``: ``None`` while it waits in line, and after its end.
-    ``accepted_at``: when a replica first accepted it. ``n_failures``: submissions that failed, or
-    had no answer. ``blocked_since``: when it first was the head of the line and did not fit; ``n_overtakers``: how many
-    went before it since.
+    ``is_promised``: a place in line is its own until a replica has accepted it. ``accepted_at``: when one first did.
+    ``n_failures``: submissions that failed, or had no answer. ``blocked_since``: when it first was the head of the line
+    and did not fit; ``n_overtakers``: how many went before it since.
     """
 
     request: GenerationRequest
@@ -52,6 +52,7 @@ class Entry:
     number: int = 0
     n_attempts: int = 0
     place: Attempt | None = None
+    is_promised: bool = False
     accepted_at: float | None = None
     n_failures: int = 0
     blocked_since: float | None = None

@@ -7,14 +7,13 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from deployment.auth import HEADER, KeyCheck, NoKeys
 from deployment.errors import grpc_status
+from deployment.grpc_arrival import Arrived, Unreadable, add_orca_service
 from deployment.grpc_messages import (
     OUTCOMES,
     call_from_pb,
@@ -24,14 +23,16 @@ from deployment.grpc_messages import (
     status_to_pb,
 )
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.pb.orca.v1 import orca_pb2_grpc
 from deployment.serving import Service
 from orca_core.errors import InvalidRequestError, NotFoundError
+
+__all__ = ["SERVICE_NAME", "TIMEOUT_KEY", "Arrived", "GrpcMethods", "RpcContext", "RpcFailedError", "add_orca_service"]
 
 SERVICE_NAME: Final = "orca.v1.OrcaService"
 TIMEOUT_KEY: Final = "orca-timeout-s"
 """Metadata key with the seconds that are left of the client's deadline: Serve's context does not tell them."""
 
+NEARLY: Final = 0.9
 _HEALTH_POLL_S: Final = 1.0
 _HEALTH_SERVICES: Final = ("", SERVICE_NAME)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -58,13 +59,6 @@ class RpcContext(Protocol):
         """Trailers of the RPC."""
 
 
-class Arrived(NamedTuple):
-    """A request of a streaming call, with the id of the process whose gRPC server read it."""
-
-    message: Any
-    process: int
-
-
 class RpcFailedError(Exception):
     """Ends a stream whose status has been set on the context. Carries nothing: Serve logs it."""
 
@@ -87,7 +81,8 @@ class GrpcMethods(Service):
         exception, and an exception takes the code and the details but not the trailers.
         """
         try:
-            call = call_from_pb(self._admitted(arrived.message, grpc_context), _timeout_s(grpc_context))
+            message = self._admitted(arrived.message, grpc_context)
+            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s))
             async with aclosing(self.generate(call)) as chunks:
                 async for served in chunks:
                     yield chunk_to_pb(served)
@@ -97,15 +92,16 @@ class GrpcMethods(Service):
                 raise RpcFailedError from None
 
     async def Complete(  # noqa: N802
-        self, request: pb.GenerateRequest, grpc_context: RpcContext
+        self, arrived: Arrived, grpc_context: RpcContext
     ) -> pb.CompleteResponse:
         """Unary: the whole result. A client that leaves cancels the generation."""
         try:
-            call = call_from_pb(self._admitted(request, grpc_context), _timeout_s(grpc_context))
+            message = self._admitted(arrived.message, grpc_context)
+            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s))
             async with aclosing(self.generate(call)) as chunks:
                 return result_to_pb([served async for served in chunks])
         except Exception as error:
-            return _failed(grpc_context, error, request.request_id, pb.CompleteResponse)
+            return _failed(grpc_context, error, arrived.message.request_id, pb.CompleteResponse)
 
     async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
         """Unary: cancel by the client's own request id."""
@@ -192,64 +188,18 @@ class GrpcMethods(Service):
             await asyncio.sleep(_HEALTH_POLL_S)
 
 
-def add_orca_service(servicer: Any, server: Any) -> None:
-    """What ``grpc_options.grpc_servicer_functions`` names: the generated registration, with readers of our own."""
-    orca_pb2_grpc.add_OrcaServiceServicer_to_server(servicer, _Stamping(server))  # type: ignore[no-untyped-call]
+def _timeout_s(context: RpcContext, remaining_s: float | None) -> float | None:
+    """Seconds that are left of the client's deadline: gRPC's own, or what it told us, whichever is sooner.
 
-
-class _Stamping:
-    """A gRPC server to register with: bytes that are no message reach the method, which knows what to answer, and
-    ``Generate`` knows where its request was read.
+    A client that gives both means the same by them, and gRPC's has been running since. Raises ``InvalidRequestError``.
     """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """The generated code registers everything twice; both registrations are made below, from the second."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        import grpc
-
-        ours = {name: h._replace(request_deserializer=_Reader(h.request_deserializer)) for name, h in handlers.items()}
-        generate = ours["Generate"]
-        ours["Generate"] = generate._replace(request_deserializer=_Stamp(generate.request_deserializer))
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, ours),))
-        self._server.add_registered_method_handlers(service, ours)
+    told_s = _told_timeout_s(context)
+    if told_s is None or remaining_s is None:
+        return remaining_s if told_s is None else told_s
+    return told_s if remaining_s >= NEARLY * told_s else remaining_s
 
 
-class Unreadable(NamedTuple):
-    """In place of a message: the bytes were none."""
-
-    request_id: str = ""
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Bytes to a message or ``Unreadable``; gRPC's own answer would be a status that blames the server."""
-
-    parse: Callable[[bytes], Any]
-
-    def __call__(self, data: bytes) -> Any:
-        try:
-            return self.parse(data)
-        except DecodeError:
-            return Unreadable()
-
-
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """Adds the process in which a message was read."""
-
-    parse: Callable[[bytes], Any]
-
-    def __call__(self, data: bytes) -> Arrived:
-        return Arrived(self.parse(data), os.getpid())
-
-
-def _timeout_s(context: RpcContext) -> float | None:
-    """Seconds that are left of the client's deadline, as it told us. Raises ``InvalidRequestError``."""
+def _told_timeout_s(context: RpcContext) -> float | None:
     for key, value in context.invocation_metadata():
         if key == TIMEOUT_KEY:
             try:

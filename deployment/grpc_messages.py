@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -129,7 +130,7 @@ def model_to_pb(info: ModelInfo) -> pb.GetModelResponse:
 def status_to_pb(status: ServiceStatus) -> pb.GetStatusResponse:
     """The whole service."""
     replicas = [
-        pb.ReplicaStatus(replica=r.replica, load=_load_to_pb(r.load), report_age_s=r.report_age_s)
+        pb.ReplicaStatus(replica=r.replica, load=_load_to_pb(r.load), report_age_s=r.report_age_s, silent=r.silent)
         for r in status.replicas
     ]
     return pb.GetStatusResponse(
@@ -139,9 +140,13 @@ def status_to_pb(status: ServiceStatus) -> pb.GetStatusResponse:
         waiting_slots=status.waiting_slots,
         draining=status.draining,
         counters=status.counters,
+        ingresses_answered=status.ingresses_answered,
+        ingresses_known=status.ingresses_known,
+        scaling=None if status.scaling is None else pb.ScalingDecision(**asdict(status.scaling)),
     )
 
 
 def _load_to_pb(load: Load) -> pb.Load:
     names = Load.__dataclass_fields__.keys() & pb.Load.DESCRIPTOR.fields_by_name.keys()
-    return pb.Load(headroom=load.headroom, **{name: getattr(load, name) for name in names})
+    derived = {"headroom": load.headroom, "unused_slots": load.unused_slots}
+    return pb.Load(**derived, **{name: getattr(load, name) for name in names})

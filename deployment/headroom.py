@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -108,6 +108,11 @@ class HeadroomBook:
         for attempt_id in [name for name, booked in self._booked.items() if booked.replica == replica]:
             del self._booked[attempt_id]
 
+    def keep(self, replicas: Collection[str]) -> None:
+        """All others are gone: they count in nothing any more."""
+        for replica in [name for name in self._known if name not in replicas]:
+            self.forget(replica)
+
     def refuse(self, replica: str) -> None:
         """A replica has turned a request down: nothing more for it until it says anew how it stands."""
         self._known.setdefault(replica, _Known()).refused = True
@@ -183,7 +188,7 @@ class HeadroomBook:
 
     def n_slots(self, replica: str) -> int:
         """Slots the replica has in total, as far as it said."""
-        return self._load(replica).n_slots
+        return self.load(replica).n_slots
 
     def report_age_s(self, replica: str) -> float:
         """Seconds since the replica last said how it stands; 0 where it never did."""
@@ -200,7 +205,8 @@ class HeadroomBook:
         """Seconds an iteration takes on the slowest replica, smoothed; 0 while nothing has been seen."""
         return max((known.iteration_s for known in self._known.values()), default=0.0)
 
-    def _load(self, replica: str) -> Load:
+    def load(self, replica: str) -> Load:
+        """What the replica said last; zeros where it never did."""
         known = self._known.get(replica)
         return Load() if known is None or known.standing is None else known.standing.load
 

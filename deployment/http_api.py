@@ -276,7 +276,7 @@ def status_body(status: ServiceStatus) -> dict[str, Any]:
     """``/v1/status`` as plain JSON values: slots are counts, ages seconds."""
     body = dataclasses.asdict(status)
     for replica, source in zip(body["replicas"], status.replicas, strict=True):
-        replica["load"]["headroom"] = source.load.headroom
+        replica["load"] |= {"headroom": source.load.headroom, "unused_slots": source.load.unused_slots}
     return body
 
 

@@ -19,10 +19,12 @@ from deployment.grpc_api import GrpcMethods
 from deployment.links import Heard
 from deployment.live import Alarm, LiveRequest
 from deployment.metrics import Registry
+from deployment.overview import NOTHING_AROUND, Around, Overview
+from deployment.peers import IngressShare
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import ResumingStream
-from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.serving import GenerationCall, ServedChunk, ServiceStatus
 from deployment.wiring import dispatcher_of, stream_settings_of
 from orca_core.errors import (
     DeadlineExceededError,
@@ -44,7 +46,7 @@ REPORTS_FRESH_S: Final = 0.5
 class Ingress(GrpcMethods):
     """Implements ``deployment.serving.Service``. A plain class: the replicas, tokenizer and clock come in from outside.
 
-    ``clock``: seconds, monotonic. ``peers(client_request_id)``: has every other ingress ``cancel_here``.
+    ``clock``: seconds, monotonic. ``around``: the other ingresses and the autoscaler.
     """
 
     def __init__(
@@ -55,15 +57,16 @@ class Ingress(GrpcMethods):
         clock: Callable[[], float] = time.monotonic,
         keys: KeyCheck | None = None,
         registry: Registry | None = None,
-        peers: Callable[[str], Awaitable[CancelOutcome]] | None = None,
+        around: Around = NOTHING_AROUND,
     ) -> None:
-        self._peers = peers
+        self._peers = around.peers
         self._config = config
         self._limits = config.limits
         self._replicas = replicas
         self._books = RequestBooks(clock, registry)
         self.keys = CountedKeys(keys or NoKeys(), self._books.refuse)
         self._dispatcher = dispatcher_of(config, replicas, clock, self._books.metrics)
+        self._overview = Overview(self._dispatcher, self._books.counters, around, config.ingress.replicas)
         self._stream_settings = stream_settings_of(config)
         self._preparation = Preparation(config, tokenizer)
         self._clock = clock
@@ -83,14 +86,21 @@ class Ingress(GrpcMethods):
     # ---- the end of the service
 
     async def drain(self) -> int:
-        """Refuse what comes from now on with ``UnavailableError``; returns how many requests are still open."""
+        """Refuse what comes from now on with ``UnavailableError``; returns how many requests are still open.
+
+        With none, the replicas are let go: they would wait for the end of our links before they exit.
+        """
         self._draining = True
-        return sum(len(lives) for lives in self._live.values())
+        n_open = sum(len(lives) for lives in self._live.values())
+        if not n_open:
+            self._dispatcher.end_links()
+        return n_open
 
     async def end_open(self) -> None:
         """The time to drain is over: whatever is open ends with ``UnavailableError``, never as if it were finished."""
         for live in [live for lives in self._live.values() for live in lives]:
             live.end(UnavailableError("the service shut down before the request ended"))
+        self._dispatcher.end_links()
 
     # ---- Service
 
@@ -104,9 +114,9 @@ class Ingress(GrpcMethods):
                 async for served in stream:
                     entry.chunk(served.chunk)
                     yield served
-        except asyncio.CancelledError:
-            if self._clock() >= live.deadline:
-                entry.expire()  # a gRPC client keeps its own deadline and is gone when it passes
+        except (asyncio.CancelledError, GeneratorExit):  # the client is gone: while it waited, or between two chunks
+            if live.is_at_deadline(self._clock()):
+                entry.expire()  # it keeps its own deadline and hangs up when that passes
             raise
         except Exception as error:
             shown = self._explain(error, live)
@@ -140,7 +150,7 @@ class Ingress(GrpcMethods):
         known_here = client_request_id in self._live
         asked: list[Awaitable[CancelOutcome]] = [self._replicas.cancel(client_request_id)]
         if self._peers is not None:
-            asked.append(self._peers(client_request_id))
+            asked.append(self._peers.cancel(client_request_id))
         outcomes = [*await asyncio.gather(*asked), await self.cancel_here(client_request_id)]
         return CancelOutcome.CANCELLED if known_here else best_outcome(outcomes)
 
@@ -165,33 +175,30 @@ class Ingress(GrpcMethods):
         return await self._preparation.decode(token_ids)
 
     async def model(self) -> ModelInfo:
-        """See ``Service.model``. Raises ``UnavailableError`` until the first replica is up."""
+        """See ``Service.model``. Raises ``UnavailableError`` until the first replica is up, and asks for one."""
         if self._model is None:
             await self._hear(0.0)
         if self._model is None:
-            raise UnavailableError("no replica is ready yet")
+            self._dispatcher.waker.wake()
+            raise self._dispatcher.waker.no_replica()
         return self._model
 
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
-        heard = await self._hear(0.0)
-        now = time.time()
-        replicas = tuple(
-            ReplicaStatus(report.replica, report.load, max(0.0, now - report.taken_at))
-            for report in sorted(heard.reports, key=lambda report: report.replica)
-        )
-        return ServiceStatus(
-            await self.model(),
-            replicas,
-            waiting_requests=self._dispatcher.waiting_requests,
-            waiting_slots=self._dispatcher.waiting_slots,
-            draining=self._draining,
-            counters=dict(self._books.counters),
-        )
+        heard, others = await asyncio.gather(self._hear(0.0), self._overview.ask())
+        if self._model is None:  # whoever only looks has nothing started
+            raise self._dispatcher.waker.no_replica()
+        return self._overview.status(self._model, heard, others, self._draining)
+
+    async def share(self) -> IngressShare:
+        """What this ingress has of the service, for another one that is asked for the status."""
+        return self._overview.share(self._draining)
 
     async def ready(self) -> bool:
         """See ``Service.ready``."""
-        return not self._draining and bool((await self._hear(REPORTS_FRESH_S)).reports)
+        heard = await self._hear(REPORTS_FRESH_S)
+        may_wait = self._model is not None and self._dispatcher.waker.may_wait
+        return not self._draining and (bool(heard.reports) or may_wait)
 
     # ---- one request
 
@@ -204,7 +211,8 @@ class Ingress(GrpcMethods):
         request_id = uuid.uuid4().hex
         limit_s = self._limits.max_request_seconds
         timeout_s = limit_s if call.timeout_s is None else min(call.timeout_s, limit_s)
-        return LiveRequest(request_id, call.client_request_id or request_id, timeout_s, self._clock())
+        visible_id = call.client_request_id or request_id
+        return LiveRequest(request_id, visible_id, timeout_s, self._clock(), call.timeout_s is not None)
 
     def _depart(self, live: LiveRequest) -> None:
         others = self._live[live.visible_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from deployment.entry import Entry
@@ -71,10 +71,18 @@ class SlotRate:
 
 
 class WaitingLine:
-    """Entries in the order of their numbers. ``max_requests``, ``max_slots``: bounds for whoever joins at the end.
+    """Entries in the order of their numbers. ``max_requests``, ``max_slots``: bounds of its length.
 
     Whoever comes back (turned down by a replica after all, or its replica lost) goes to its old place, in front of
-    everybody who came later, and is never refused.
+    everybody who came later. What is guaranteed (``judge``):
+
+    - Who has waited, and was not refused when it was judged, is promised a place. It is not refused for the length of
+      the line any more, and while it is on its way to a replica its place counts as taken.
+    - Who was sent at once has been promised nothing. If it is turned down and nobody else has room, it is judged then,
+      as if it had just come. So the line is never longer than its bounds, but for what follows.
+    - Who was accepted by a replica is not judged again, whatever becomes of that replica: a stream that has begun waits
+      for the next one until its deadline, on top of the bounds.
+    - Everybody else is refused as soon as it is known that its turn would come too late for its deadline.
     """
 
     def __init__(self, max_requests: int, max_slots: int, clock: Callable[[], float]) -> None:
@@ -83,6 +91,7 @@ class WaitingLine:
         self._clock = clock
         self._waiting: dict[int, Entry] = {}
         self._order: list[int] = []  # a heap; numbers of entries that have left are skipped when they come up
+        self._stands = False
         self.slots = 0
         self.rate = SlotRate(clock)
 
@@ -97,7 +106,13 @@ class WaitingLine:
         self._waiting[entry.number] = entry
         self.slots += entry.demand
         heapq.heappush(self._order, entry.number)
-        self.rate.someone_waits(True)
+        self.rate.someone_waits(not self._stands)
+
+    def stand_still(self, stands: bool) -> None:
+        """Whether there is nobody to send anything to: time in which that is so tells nothing of how fast it moves."""
+        if stands != self._stands:
+            self._stands = stands
+            self.rate.someone_waits(bool(self._waiting) and not stands)
 
     def head(self) -> Entry | None:
         """Whose turn it is."""
@@ -113,34 +128,51 @@ class WaitingLine:
         """An entry leaves, whichever way. One that is not here is no error."""
         if self._waiting.pop(entry.number, None) is not None:
             self.slots -= entry.demand
-            self.rate.someone_waits(bool(self._waiting))
+            self.rate.someone_waits(bool(self._waiting) and not self._stands)
 
     def expired(self) -> list[Entry]:
         """Entries whose deadline has passed."""
         now = self._clock()
         return [entry for entry in self._waiting.values() if entry.deadline <= now]
 
-    def judge(self, entry: Entry, iteration_s: float) -> None:
-        """Whether somebody who has joined at the end may stay; whoever may not has left.
+    def judge(self, entry: Entry, iteration_s: float, away: Sequence[Entry] = (), start_s: float | None = None) -> None:
+        """Whether an entry that waits may stay, and has a promised place from now on; whoever may not has left.
 
         Raises ``OverloadedError`` where the line is too long, or would not get to the entry before its deadline.
-        ``iteration_s``: seconds it takes to answer once it is its turn.
+        ``iteration_s``: seconds it takes to answer once it is its turn. ``away``: who is on its way to a replica.
+        ``start_s``: seconds until there is any replica, where that is known and there is none.
         """
-        wait_s = self.wait_s()
-        if len(self) > self._max_requests:
+        wait_s = _sum(self.wait_s(entry), start_s)
+        kept = [each.demand for each in away if each.is_promised]
+        if not entry.is_promised and len(self) + len(kept) > self._max_requests:
             reason = "too many requests are waiting"
-        elif self.slots > self._max_slots:
+        elif not entry.is_promised and self.slots + sum(kept) > self._max_slots:
             reason = "the waiting requests need too many slots"
         elif wait_s is not None and self._clock() + wait_s + iteration_s > entry.deadline:
             reason = f"its turn would come in about {wait_s:.0f} s, after its deadline"
         else:
+            entry.is_promised = True
             return
+        whole_s = _sum(self.wait_s(), start_s)
         self.remove(entry)
         shortest, longest = RETRY_RANGE_S
-        delay_s = UNKNOWN_RETRY_S if wait_s is None else min(longest, max(shortest, wait_s))
+        delay_s = UNKNOWN_RETRY_S if whole_s is None else min(longest, max(shortest, whole_s))
         raise OverloadedError(reason, delay_s)
 
-    def wait_s(self) -> float | None:
-        """Seconds until all who wait now have had their turn, at the rate measured; ``None``: nothing measured."""
+    def wait_s(self, entry: Entry | None = None) -> float | None:
+        """Seconds until all who wait now have had their turn, at the rate measured; ``None``: nothing measured.
+
+        ``entry``: only it and those in front of it.
+        """
         rate = self.rate.per_second()
-        return self.slots / rate if rate else None
+        if not rate:
+            return None
+        if entry is None:
+            return self.slots / rate
+        return sum(each.demand for number, each in self._waiting.items() if number <= entry.number) / rate
+
+
+def _sum(wait_s: float | None, start_s: float | None) -> float | None:
+    """What is known of two waits, one after the other."""
+    known = [each for each in (wait_s, start_s) if each is not None]
+    return sum(known) if known else None

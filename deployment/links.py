@@ -60,6 +60,7 @@ class Links:
         self._depth = depth
         self._links: dict[str, Link] = {}
         self._polling: asyncio.Task[Heard] | None = None
+        self._ended = False
         self.ingress_id = uuid.uuid4().hex
         self.heard = Heard()
 
@@ -83,6 +84,11 @@ class Links:
         present = [link.replica for link in open_ if link.missed < LEFT_AFTER_MISSES]
         return present or [link.replica for link in open_]
 
+    @property
+    def none_stays(self) -> bool:
+        """Whether there is no replica, or none that Serve still has in its set: nothing can be sent, nor will be."""
+        return all(link.gone for link in self._links.values())
+
     # ---- polls
 
     async def poll(self) -> Heard:
@@ -105,7 +111,7 @@ class Links:
                 if link.missed:  # it was not asked, perhaps: show it in another way that we live
                     self._replicas.drop(link.replica, link.link_id, ())
         for report in reports:
-            if report.well and report.replica not in self._links:
+            if report.well and report.replica not in self._links and not self._ended:
                 self._attach(report.replica)
         self.let_go()
         return self.heard
@@ -150,9 +156,17 @@ class Links:
         del self._links[link.replica]
         link.close()
 
-    def close(self) -> None:
-        """Close all. Idempotent."""
-        if self._polling is not None:
-            self._polling.cancel()
+    def end(self) -> None:
+        """Close all, and open none any more; polls go on. Idempotent.
+
+        An open link is a call in progress: a replica that is asked to exit waits for its end.
+        """
+        self._ended = True
         for link in self:
             self._remove(link)
+
+    def close(self) -> None:
+        """Close all, and end the poll that runs. Idempotent."""
+        if self._polling is not None:
+            self._polling.cancel()
+        self.end()

@@ -13,6 +13,13 @@ from orca_core.errors import DeadlineExceededError, OrcaError, RequestCancelledE
 DEADLINE_GRACE_S: Final = 0.5
 """The engine ends a request it has at its deadline; if nothing was heard so long after it, the ingress does."""
 
+TRANSIT_S: Final = 0.25
+TRANSIT_SHARE: Final = 0.1
+"""A request was on its way to us for at most that many seconds, and at most that part of its time."""
+
+ROUNDING: Final = 0.01
+"""Part of a deadline by which gRPC may send it longer than it is."""
+
 
 @dataclass(slots=True)
 class LiveRequest:
@@ -22,6 +29,7 @@ class LiveRequest:
     visible_id: str
     timeout_s: float
     arrived_at: float  # on the ingress's clock, as is the deadline
+    has_deadline: bool = False  # of the client's own; otherwise it knows of none
     stream: ResumingStream | None = None
     verdict: OrcaError | None = None  # why we have ended it ourselves
 
@@ -29,6 +37,16 @@ class LiveRequest:
     def deadline(self) -> float:
         """When it must have ended."""
         return self.arrived_at + self.timeout_s
+
+    def is_at_deadline(self, now: float) -> bool:
+        """Whether a client that hangs up now does so because of its deadline.
+
+        Its clock has been running since it sent the request, for as long as that was on its way, so it is gone a
+        little before ours says so.
+        """
+        early_s = min(TRANSIT_S + ROUNDING * self.timeout_s, TRANSIT_SHARE * self.timeout_s)
+        early_s = early_s if self.has_deadline else 0.0
+        return now >= self.deadline - early_s
 
     def end(self, verdict: OrcaError) -> None:
         """End it from our side; the first verdict stands."""

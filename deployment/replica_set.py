@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
-from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected
+from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected
 from deployment.replica import ReplicaReport
 from orca_core.types import CancelOutcome, GenerationRequest
 
@@ -54,6 +54,9 @@ class ReplicaSet(Protocol):
         Reaches replicas that have left the set, too; without any request it only shows them that we live.
         """
 
+    async def first(self) -> None:
+        """Wait for any replica to be there; that somebody waits makes Serve start one, where there is none."""
+
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """Cancel a client's requests on all replicas."""
         ...
@@ -67,6 +70,7 @@ class ServeReplicaSet:
         self._attach = handle.options(method_name="attach", stream=True)
         self._submit = handle.options(method_name="submit")
         self._drop = handle.options(method_name="drop")
+        self._report = handle.options(method_name="report")
         self._telling: set[asyncio.Task[None]] = set()  # the event loop itself keeps no reference
 
     async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
@@ -104,6 +108,15 @@ class ServeReplicaSet:
         except Exception as error:
             call.cancel()
             _log.debug("replica %s was not told of %d requests: %s", to.replica, len(request_ids), type(error).__name__)
+
+    async def first(self) -> None:
+        """See ``ReplicaSet.first``. A call that names no replica waits for one in its handle, and Serve counts it."""
+        call = self._report.remote("", NOTHING_WAITS)
+        try:
+            await call
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``ReplicaSet.cancel``."""

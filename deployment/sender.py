@@ -48,6 +48,11 @@ class Sender:
         self._on_gone = on_gone
         self._on_their_way: dict[str, Entry] = {}
 
+    @property
+    def on_their_way(self) -> list[Entry]:
+        """Who was sent to a replica that has neither accepted it nor turned it down."""
+        return list(self._on_their_way.values())
+
     def send(self, entry: Entry, link: Destination) -> None:
         """Book, and submit in a task of its own. Words may come before the answer to it."""
         entry.n_attempts += 1

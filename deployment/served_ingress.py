@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 from deployment.auth import key_check
-from deployment.broadcast import ask_all, best_outcome
 from deployment.config import AppConfig
 from deployment.garbage import spare_what_is_loaded
 from deployment.ingress import Ingress
 from deployment.metrics import RayRegistry
+from deployment.overview import Around
+from deployment.peers import ServePeers
 from deployment.replica_set import ServeReplicaSet
-from orca_core.types import CancelOutcome
+from deployment.scaling_board import RayStore, ScalingBoard
 
 
 class ServedIngress(Ingress):
@@ -27,12 +28,17 @@ class ServedIngress(Ingress):
             return Tokenizer.load(resolve_source(config.model.source, config.model.revision))
 
         tokenizer = await asyncio.to_thread(load)
-        peers = _Peers() if config.ingress.replicas > 1 else None
         Ingress.__init__(
-            self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry(), peers=peers
+            self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry(), around=around(config)
         )
         self.start()
         spare_what_is_loaded()
+
+    def __del__(self) -> None:
+        # Serve calls this once no call is open any more, on our event loop, and kills the actor then: replicas that are
+        # to exit too would wait for us until they take us for dead. It may run on an object whose constructor failed
+        if hasattr(self, "_dispatcher"):
+            self.close()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve once the ingress is constructed: the HTTP face."""
@@ -41,16 +47,11 @@ class ServedIngress(Ingress):
         return build_app(self, self._config.limits, keys=self.keys)
 
 
-class _Peers:
-    """Has every ingress, this one too, cancel what it has of a client's id."""
+def around(config: AppConfig) -> Around:
+    """The other ingresses and the autoscaler, where the config has any."""
+    from ray import serve
 
-    def __init__(self) -> None:
-        self._handle: Any = None  # Serve knows of us only once we are constructed
-
-    async def __call__(self, client_request_id: str) -> CancelOutcome:
-        from ray import serve
-
-        if self._handle is None:
-            context = serve.get_replica_context()
-            self._handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        return best_outcome(await ask_all(self._handle, "cancel_here", CancelOutcome, client_request_id))
+    app_name = serve.get_replica_context().app_name
+    peers = ServePeers() if config.ingress.replicas > 1 else None
+    scales = config.replicas.min < config.replicas.max
+    return Around(peers, ScalingBoard(RayStore(), app_name).read if scales else None)

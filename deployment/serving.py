@@ -63,16 +63,40 @@ class ServedChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as the ingress sees it. ``report_age_s``: seconds since its ``load`` was reported."""
+    """One replica as the ingress sees it. ``report_age_s``: seconds since its ``load`` was reported.
+
+    ``silent``: it has not answered now: busy, hanging, or about to leave; ``load`` is what it told last.
+    """
 
     replica: str
     load: Load
     report_age_s: float
+    silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingStatus:
+    """The autoscaler's last decision: ``target`` replicas, when ``actual`` were running, and why in one line.
+
+    ``age_s``: seconds since. ``last_change``: why the number last changed, ``last_change_age_s`` seconds ago; empty =
+    it has not since the application was deployed.
+    """
+
+    target: int
+    actual: int
+    reason: str
+    age_s: float
+    last_change: str = ""
+    last_change_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The whole service. ``waiting_*``: the line at the ingress. ``counters``: totals since start by name."""
+    """The whole service. ``waiting_*``: the lines of the ingresses that answered, summed; ``counters``: the totals of
+    these by name, each since it started. ``ingresses_known``: how many there should be, those that did not answer in
+    time included. ``draining``: whether one of them does. ``scaling``: ``None`` = the number of replicas is fixed, or
+    nothing is known.
+    """
 
     model: ModelInfo
     replicas: tuple[ReplicaStatus, ...]
@@ -80,6 +104,9 @@ class ServiceStatus:
     waiting_slots: int = 0
     draining: bool = False
     counters: dict[str, int] = field(default_factory=dict)
+    ingresses_answered: int = 1
+    ingresses_known: int = 1
+    scaling: ScalingStatus | None = None
 
 
 class Service(Protocol):
@@ -109,7 +136,7 @@ class Service(Protocol):
         ...
 
     async def status(self) -> ServiceStatus:
-        """Replicas with their load, the waiting line, totals."""
+        """Replicas with their load, the waiting lines and totals of all ingresses, the last scaling decision."""
         ...
 
     async def ready(self) -> bool:

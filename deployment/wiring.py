@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deployment.config import AppConfig
-from deployment.dispatcher import Dispatcher, DispatchSettings
+from deployment.dispatch_settings import DispatchSettings
+from deployment.dispatcher import Dispatcher
 from deployment.headroom import HeadroomBook
 from deployment.metrics import IngressMetrics
 from deployment.replica_set import ReplicaSet
@@ -24,6 +25,7 @@ def dispatcher_of(
         max_waiting_slots=limits.max_waiting_slots,
         overtaking_s=engine.overtaking_s,
         max_overtakers=engine.max_overtakers,
+        from_zero=config.replicas.cold_requests if config.replicas.min == 0 else None,
     )
     return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock, metrics)
 

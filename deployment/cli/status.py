@@ -59,7 +59,7 @@ def status(
 def _body(status: ServiceStatus) -> dict[str, Any]:
     body = dataclasses.asdict(status)
     for replica, source in zip(body["replicas"], status.replicas, strict=True):
-        replica["load"]["headroom"] = source.load.headroom
+        replica["load"] |= {"headroom": source.load.headroom, "unused_slots": source.load.unused_slots}
     return body
 
 
@@ -70,7 +70,8 @@ def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -
     state = "draining" if now.draining else "ready" if now.replicas else "no replica ready"
     line = f"waiting {now.waiting_requests} requests, {now.waiting_slots} slots"
     title = f"{now.model.model_id}  {state}  {line}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    plain: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=title, title_justify="left", caption=_notes(now), caption_justify="left", **plain)
     table.add_column("replica", no_wrap=True)
     for name in ("slots", "reserved", "used", "headroom", "queued", "running", "waiting", "tokens/s", "age s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -81,10 +82,25 @@ def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -
         if previous is not None and elapsed_s > 0:
             rate = f"{max(0, load.generated_tokens - previous.generated_tokens) / elapsed_s:.1f}"
         table.add_row(
-            entry.replica,
+            f"{entry.replica} (silent)" if entry.silent else entry.replica,
             *(str(n) for n in (load.n_slots, load.reserved_slots, load.used_slots, load.headroom, load.queued_slots)),
             *(str(n) for n in (load.running, load.waiting)),
             rate,
             f"{entry.report_age_s:.1f}",
         )
     return table
+
+
+def _notes(now: ServiceStatus) -> str | None:
+    """What does not fit in the rows: ingresses that are missing, and why there are as many replicas as there are."""
+    notes = []
+    if now.ingresses_answered < now.ingresses_known:
+        notes.append(
+            f"{now.ingresses_answered} of {now.ingresses_known} ingresses answered: line and totals are theirs"
+        )
+    scaling = now.scaling
+    if scaling is not None:
+        notes.append(f"scaling, {scaling.age_s:.0f} s ago: {scaling.reason} ({scaling.actual} running)")
+        if scaling.last_change:
+            notes.append(f"last change, {scaling.last_change_age_s:.0f} s ago: {scaling.last_change}")
+    return "\n".join(notes) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.serving import GenerationCall, ReplicaStatus, ScalingStatus, ServedChunk, ServiceStatus
 from orca_core.errors import NotFoundError, OrcaError, RequestTooLargeError
 from orca_core.types import (
     CancelOutcome,
@@ -111,7 +111,9 @@ class FakeService:
         return MODEL
 
     async def status(self) -> ServiceStatus:
-        return ServiceStatus(MODEL, (ReplicaStatus("r1", Load(256, 100, 50, 10), 0.1),), 2, 30, False, {"requests": 7})
+        replicas = (ReplicaStatus("r1", Load(256, 100, 50, 10), 0.1), ReplicaStatus("r2", Load(64), 7.0, silent=True))
+        scaling = ScalingStatus(2, 1, "2 replicas: quite enough", 3.0, "1 -> 2 replicas: too much", 61.0)
+        return ServiceStatus(MODEL, replicas, 2, 30, False, {"requests": 7}, 1, 2, scaling)
 
     async def ready(self) -> bool:
         return self.is_ready

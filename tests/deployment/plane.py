@@ -7,7 +7,9 @@ import random
 from contextlib import suppress
 from typing import Any
 
-from deployment.dispatcher import Dispatcher, DispatchSettings
+from deployment.config_sections import ColdRequests
+from deployment.dispatch_settings import DispatchSettings
+from deployment.dispatcher import Dispatcher
 from deployment.headroom import HeadroomBook
 from deployment.metrics import IngressMetrics, Silent
 from deployment.resuming import ResumingStream, StreamSettings
@@ -71,7 +73,7 @@ class Plane:
     def __init__(
         self, replicas: FarReplicas, clock: Clock, *, max_requests: int = 64, max_slots: int = 10_000, seed: int = 1,
         max_batch_size: int = 16, max_resumes: int = 3, max_backlog: int = 1000, prefix: str = "r",
-        overtaking_s: float = 0.0, max_overtakers: int = 0,
+        overtaking_s: float = 0.0, max_overtakers: int = 0, from_zero: ColdRequests | None = None,
     ) -> None:  # fmt: skip
         self.prefix = prefix
         self.replicas = replicas
@@ -79,7 +81,7 @@ class Plane:
         self.book = HeadroomBook(clock, max_batch_size, random.Random(seed), stale_after_s=1e9)
         self.dispatcher = Dispatcher(
             replicas,
-            DispatchSettings(INTERVAL_S, SILENCE_S, max_requests, max_slots, overtaking_s, max_overtakers),
+            DispatchSettings(INTERVAL_S, SILENCE_S, max_requests, max_slots, overtaking_s, max_overtakers, from_zero),
             self.book,
             clock,
             IngressMetrics(Silent()),

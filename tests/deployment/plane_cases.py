@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ Make = Callable[..., Plane]
 async def make() -> AsyncIterator[Make]:
     made: list[Plane] = []
 
-    def plane(replicas: FarReplicas, clock: Clock | None = None, **given: int) -> Plane:
+    def plane(replicas: FarReplicas, clock: Clock | None = None, **given: Any) -> Plane:
         made.append(Plane(replicas, clock or Clock(), prefix="r" if not made else f"p{len(made)}-", **given))
         return made[-1]
 
@@ -27,7 +28,7 @@ async def make() -> AsyncIterator[Make]:
         await each.close()
 
 
-async def ready(make: Make, *names: str, n_slots: int = 128, max_batch_size: int = 16, **given: int) -> Plane:
+async def ready(make: Make, *names: str, n_slots: int = 128, max_batch_size: int = 16, **given: Any) -> Plane:
     plane = make(
         replicas_of(*names, n_slots=n_slots, max_batch_size=max_batch_size), max_batch_size=max_batch_size, **given
     )

@@ -94,6 +94,7 @@ class FakeReplicas:
         self.outcome = CancelOutcome.NOT_FOUND
         self.cancels: list[str] = []
         self.n_reports = 0
+        self.n_firsts = 0
         self.dropped: list[str] = []
         self.at = 0.0
 
@@ -129,6 +130,9 @@ class FakeReplicas:
             ReplicaReport(f"replica-{number}", info, Load(n_slots=info.n_slots), 0.0)
             for number, info in enumerate(self.infos, start=1)
         ]
+
+    async def first(self) -> None:
+        self.n_firsts += 1
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         self.cancels.append(client_request_id)

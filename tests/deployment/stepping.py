@@ -234,11 +234,25 @@ class FarReplicas:
     drops: list[tuple[str, ...]] = field(default_factory=list)
     n_reports: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    n_firsts: int = 0  # calls that wait, or have waited, for the first replica
+    n_waiting: int = 0
 
     def add(self, *replicas: FarReplica) -> None:
         for replica in replicas:
             self.all[replica.name] = replica
             self.names.add(replica.name)
+        self.came.set()
+
+    async def first(self) -> None:
+        self.n_firsts += 1
+        self.n_waiting += 1
+        try:
+            while not self.names:
+                self.came.clear()
+                await self.came.wait()
+        finally:
+            self.n_waiting -= 1
 
     async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
         self.n_reports += 1

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
-from ray.serve._private.common import DeploymentID, ReplicaID, ReplicaMetricReport, TimeStampedValue
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    HandleMetricReport,
+    ReplicaID,
+    ReplicaMetricReport,
+    TimeStampedValue,
+)
 from ray.serve._private.config import DeploymentConfig
 from ray.serve._private.deployment_info import DeploymentInfo
 
 from deployment import app
 from deployment.autoscaling import QueueDepthPolicy, facts_of
 from deployment.config import AppConfig
+from deployment.scaling_board import ScalingBoard
 from deployment.scaling_reports import Report, scaling_stats
 from orca_core.types import Load
 
@@ -42,14 +51,22 @@ def clock() -> Clock:
 class Controller:
     """As much of Serve's controller as decides about one deployment."""
 
-    def __init__(self, clock: Clock, n_running: int = 1) -> None:
+    def __init__(self, clock: Clock, n_running: int = 1, least: int = 1) -> None:
         self.clock = clock
-        options = app.replica_options(AppConfig.parse(ARGS))
+        args = {**ARGS, "replicas": {"min": least, "max": 4}}
+        options = app.replica_options(AppConfig.parse(args))
         self.state = DeploymentAutoscalingState(DEPLOYMENT)
         config = DeploymentConfig(autoscaling_config=options["autoscaling_config"])
         config = DeploymentConfig.from_proto_bytes(config.to_proto_bytes())  # on its way to the controller
         self.target = self.state.register(DeploymentInfo(config, None, 0, "job"), n_running)  # type: ignore[arg-type]
         self.state._policy.__wrapped__._clock = clock  # type: ignore[union-attr]
+        self.shelf: dict[bytes, bytes] = {}
+        store = SimpleNamespace(put=self.shelf.__setitem__, get=self.shelf.get)
+        self.state._policy.__wrapped__._store = store  # type: ignore[union-attr]
+        self.state._policy.__wrapped__._wall_clock = clock  # type: ignore[union-attr]
+        self.run(n_running)
+
+    def run(self, n_running: int) -> None:
         self.replicas = [ReplicaID(f"r{number}", DEPLOYMENT) for number in range(n_running)]
         self.state.update_running_replica_ids(self.replicas)
 
@@ -98,6 +115,53 @@ def test_serve_scales_on_our_word_and_adds_no_delay(clock: Clock, controller_log
         targets.append(controller.turn())
     assert controller.target == 1
     assert targets.count(3) == 33
+
+
+async def test_the_last_decision_and_the_last_change_are_written_down(clock: Clock) -> None:
+    controller = Controller(clock)
+    board = ScalingBoard(SimpleNamespace(get=controller.shelf.get), "orca", clock)  # type: ignore[arg-type]
+    for _ in range(6):
+        controller.report(Load(n_slots=1000, reserved_slots=1000, queued_slots=400))
+        controller.turn()
+    changed = await board.read()
+    assert changed is not None
+    assert (changed.target, changed.actual, changed.age_s) == (3, 1, 0.0)
+    assert changed.reason == changed.last_change
+    assert changed.reason.startswith("1 -> 3 replicas: 1000 reserved")
+    for _ in range(2):
+        controller.report(Load(n_slots=1000, reserved_slots=900))
+        controller.turn()
+    clock.now += 0.5
+    later = await board.read()
+    assert later is not None
+    assert (later.target, later.age_s, later.last_change_age_s) == (3, 0.5, 2.5)
+    assert later.reason.startswith("3 replicas: 900 reserved")
+    assert later.last_change == changed.last_change
+
+
+async def test_to_zero_and_back(clock: Clock) -> None:
+    """Serve itself wakes a deployment without replicas, at once, as soon as a call waits in a handle."""
+    controller = Controller(clock, least=0)
+    board = ScalingBoard(SimpleNamespace(get=controller.shelf.get), "orca", clock)  # type: ignore[arg-type]
+    for _ in range(35):
+        controller.report(Load(n_slots=1000))
+        controller.turn()
+    assert controller.target == 0
+    controller.run(0)
+    for _ in range(5):
+        assert controller.turn() == 0, "nobody wants anything"
+    for _ in range(60):
+        clock.now += 1.0
+        queued = [TimeStampedValue(clock.now, 1.0)]
+        handle = HandleMetricReport(DEPLOYMENT, "h", "", DeploymentHandleSource.REPLICA, queued, {}, clock.now)
+        controller.state.record_request_metrics_for_handle(handle)
+        assert controller.turn(0.0) == 1, "at once, and for as long as the model loads"
+    controller.run(1)
+    controller.report(Load(n_slots=1000, reserved_slots=100, running=1))
+    controller.turn()
+    said = await board.read()
+    assert said is not None
+    assert (said.target, said.last_change) == (1, "0 -> 1 replicas: somebody waited for the first")
 
 
 def test_between_decisions_the_target_stays(clock: Clock) -> None:

@@ -177,7 +177,19 @@ def test_status(capsys: pytest.CaptureFixture[str], address: str) -> None:
     assert all(word in out for word in ("r1", "256", "146", MODEL.model_id, "waiting 2 requests"))
     body = json.loads(run(capsys, "status", "--json", "--address", address)[1])
     assert body["replicas"][0]["load"]["headroom"] == 146
+    assert body["replicas"][0]["load"]["unused_slots"] == 50
     assert body["waiting_requests"] == 2
+    assert body["scaling"]["reason"] == "2 replicas: quite enough"
+
+
+def test_status_says_what_is_missing_and_why_there_are_as_many_replicas(
+    capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    _, out, _ = run(capsys, "status", "--address", address)
+    assert "r2 (silent)" in out
+    assert "1 of 2 ingresses answered" in out
+    assert "3 s ago: 2 replicas: quite enough (1 running)" in " ".join(out.split())
+    assert "61 s ago: 1 -> 2 replicas: too much" in " ".join(out.split())
 
 
 def test_status_watch_counts_rates(

@@ -34,6 +34,12 @@ def test_defaults() -> None:
     assert (engine.prefix_cache, engine.overtaking_s) == (True, 0.0)
 
 
+def test_a_service_that_may_scale_to_zero_starts_with_one_replica() -> None:
+    replicas = AppConfig.parse({"replicas": {"min": 0, "max": 3}}).replicas
+    assert (replicas.min, replicas.start, replicas.max, replicas.cold_requests) == (0, 1, 3, "wait")
+    assert AppConfig.parse({"replicas": {"min": 0, "max": 3, "initial": 2}}).replicas.start == 2
+
+
 def test_memory_and_scheduling_keys_reach_the_engine() -> None:
     keys = {"prefix_cache": False, "overtaking_s": 2.5, "max_overtakers": 3}
     engine = AppConfig.parse({"engine": keys}).engine_config()
@@ -78,7 +84,10 @@ def test_is_frozen() -> None:
         ({"model": {"source": ""}}, "model.source", "at least 1 character"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.min", "replicas.max (2)"),
         ({"replicas": {"min": 1, "max": 2, "initial": 3}}, "replicas.initial", "from 1 to 2"),
-        ({"replicas": {"min": 0}}, "replicas.min", "greater than or equal to 1"),
+        ({"replicas": {"min": -1}}, "replicas.min", "greater than or equal to 0"),
+        ({"replicas": {"min": 0, "max": 0}}, "replicas.max", "greater than or equal to 1"),
+        ({"replicas": {"min": 0, "initial": 0}}, "replicas.initial", "greater than or equal to 1"),
+        ({"replicas": {"min": 0, "cold_requests": "drop"}}, "replicas.cold_requests", "'wait' or 'refuse'"),
         ({"replicas": {"num_gpus": 1.5}}, "replicas.num_gpus", "whole number"),
         ({"replicas": {"num_cpus": float("nan")}}, "replicas.num_cpus", "finite"),
         ({"limits": {"max_logprobs": 21}}, "limits.max_logprobs", "less than or equal to 20"),

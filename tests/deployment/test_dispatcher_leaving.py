@@ -58,6 +58,25 @@ async def test_an_idle_replica_that_leaves_is_let_go_after_two_polls(make: Make)
     assert not plane.replicas.all["a"].replica._attached
 
 
+async def test_a_replica_that_has_left_slows_no_estimate(make: Make) -> None:
+    slow, quick = Clock(), Clock()
+    replicas = FarReplicas()
+    replicas.add(FarReplica("a", clock=slow), FarReplica("b", clock=quick))
+    plane = make(replicas)
+    await plane.poll()
+    for _ in range(2):
+        plane.ask(4, 6)
+    for _ in range(6):
+        slow.now, quick.now = slow.now + 10.0, quick.now + 1.0
+        await plane.step()
+    assert plane.book.iteration_s == 10.0
+    replicas.names.discard("a")
+    for _ in range(3):
+        await plane.poll()
+    assert plane.book.iteration_s == 1.0
+    assert set(plane.book._known) == {"b"}
+
+
 async def test_links_work_while_serve_knows_of_no_replica(make: Make) -> None:
     """Field case F11: a controller that restarts broadcasts an empty set."""
     plane = await ready(make, "a")

@@ -8,12 +8,15 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
+from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from deployment import grpc_api
+from deployment.client_messages import status_from_pb
 from deployment.grpc_api import Arrived, GrpcMethods, RpcFailedError, add_orca_service
-from deployment.grpc_messages import call_from_pb, chunk_to_pb
+from deployment.grpc_messages import call_from_pb, chunk_to_pb, status_to_pb
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import GenerationCall, ReplicaStatus, ServedChunk, ServiceStatus
+from deployment.serving import GenerationCall, ReplicaStatus, ScalingStatus, ServedChunk, ServiceStatus
 from orca_core.errors import InvalidRequestError, OverloadedError
 from orca_core.types import (
     CancelOutcome,
@@ -33,6 +36,9 @@ CHUNKS = (
     GenerationChunk("r", "Hel", (5, 6)),
     GenerationChunk("r", "lo", (7,), (), FinishReason.STOP, "!", Usage(4, 3, 1), Timings(0.1, 0.2, 0.3)),
 )
+
+
+BUSY = Load(128, 80, 60, cached_prompt_tokens=11, cached_slots=12)
 
 
 class Methods(GrpcMethods):
@@ -73,7 +79,9 @@ class Methods(GrpcMethods):
 
     async def status(self) -> ServiceStatus:
         load = Load(n_slots=128, reserved_slots=100, queued_slots=50)
-        return ServiceStatus(INFO, (ReplicaStatus("replica-1", load, 0.5),), 3, 40, True, {"requests": 7})
+        replicas = (ReplicaStatus("replica-1", load, 0.5), ReplicaStatus("replica-2", BUSY, 9.5, silent=True))
+        scaling = ScalingStatus(2, 1, "1 -> 2 replicas: too much", 0.5, "1 -> 2 replicas: too much", 0.25)
+        return ServiceStatus(INFO, replicas, 3, 40, True, {"requests": 7}, 2, 3, scaling)
 
     async def ready(self) -> bool:
         return self.is_ready
@@ -128,7 +136,7 @@ async def test_a_stream_becomes_messages() -> None:
 
 
 async def test_complete_is_the_whole_stream() -> None:
-    whole = await Methods().Complete(PROMPT, Context())
+    whole = await Methods().Complete(here(PROMPT), Context())
     assert (whole.text, list(whole.token_ids), whole.finish_reason, whole.stop) == ("Hello", [5, 6, 7], pb.STOP, "!")
     assert (whole.replica, whole.resumes, whole.usage.completion_tokens) == ("replica-1", 2, 3)
 
@@ -172,14 +180,14 @@ async def test_a_failed_stream_raises_where_the_server_is_elsewhere() -> None:
 async def test_a_failed_unary_call_has_its_status(method: str) -> None:
     methods, context = Methods(), Context()
     methods.error = OverloadedError("the waiting line is full", 2.5)
-    await getattr(methods, method)(PROMPT, context)
+    await getattr(methods, method)(here(PROMPT) if method == "Complete" else pb.GetModelRequest(), context)
     assert (context.code, context.retry_delay_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2.5)
 
 
 async def test_an_unknown_error_shows_nothing() -> None:
     methods, context = Methods(), Context()
     methods.error = ValueError("the secret prompt")
-    await methods.Complete(pb.GenerateRequest(request_id="mine", prompt="x"), context)
+    await methods.Complete(here(pb.GenerateRequest(request_id="mine", prompt="x")), context)
     assert context.code is grpc.StatusCode.INTERNAL
     assert context.details == "internal error, request mine"
     assert b"secret" not in context.trailers["grpc-status-details-bin"]
@@ -219,7 +227,7 @@ def test_every_sampling_field_crosses() -> None:
 async def test_what_protobuf_lets_through_is_refused(field: str, value: Any) -> None:
     """Field cases C3, C5, C7: NaN is legal in protobuf."""
     methods, context = Methods(), Context()
-    await methods.Complete(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(**{field: value})), context)
+    await methods.Complete(here(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(**{field: value}))), context)
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
     assert field in context.details
     assert not methods.calls
@@ -227,14 +235,66 @@ async def test_what_protobuf_lets_through_is_refused(field: str, value: Any) -> 
 
 async def test_the_deadline_comes_as_metadata() -> None:
     methods = Methods()
-    await methods.Complete(PROMPT, Context(orca_timeout_s="2.5"))
+    await methods.Complete(here(PROMPT), Context(orca_timeout_s="2.5"))
     assert methods.calls[0].timeout_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("remaining_s", "told", "expected"),
+    [
+        (None, {}, None),
+        (3.0, {}, 3.0),
+        (3.0, {"orca_timeout_s": "2.5"}, 2.5),
+        (2.4, {"orca_timeout_s": "2.5"}, 2.5),
+        (2.0, {"orca_timeout_s": "2.5"}, 2.0),
+    ],
+)
+async def test_the_deadline_of_the_call_counts_too(
+    remaining_s: float | None, told: dict[str, str], expected: float | None
+) -> None:
+    methods = Methods()
+    arrived = Arrived(PROMPT, os.getpid(), remaining_s)
+    assert [message.text async for message in methods.Generate(arrived, Context(**told))] == ["Hel", "lo"]
+    await methods.Complete(arrived, Context(**told))
+    assert [call.timeout_s for call in methods.calls] == [expected] * 2
+
+
+async def test_serves_own_server_tells_how_long_a_call_has() -> None:
+    """Serve puts behaviours of its own in place of ours, and their context does not tell."""
+    seen: dict[str, Any] = {}
+
+    def factory(service_method: str, streaming_type: gRPCStreamingType) -> Any:
+        async def unary(message: Any, context: Any) -> bytes:
+            seen[service_method.rpartition("/")[2]] = message
+            return b""
+
+        async def stream(message: Any, context: Any) -> AsyncGenerator[bytes, None]:
+            seen[service_method.rpartition("/")[2]] = message
+            yield b""
+
+        return stream if streaming_type is gRPCStreamingType.UNARY_STREAM else unary
+
+    server = gRPCGenericServer(factory)
+    add_orca_service(Methods(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
+
+        stub = OrcaServiceStub(channel)
+        assert len([message async for message in stub.Generate(PROMPT, timeout=600)]) == 1
+        await stub.Complete(PROMPT)
+        await stub.GetModel(pb.GetModelRequest(), timeout=600)
+    await server.stop(None)
+    assert 500 < seen["Generate"].remaining_s <= 606, "gRPC rounds up what it sends"
+    assert seen["Complete"] == Arrived(PROMPT, os.getpid(), None)
+    assert seen["GetModel"] == pb.GetModelRequest()
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "soon"])
 async def test_a_deadline_that_is_none_is_refused(value: str) -> None:
     context = Context(orca_timeout_s=value)
-    await Methods().Complete(PROMPT, context)
+    await Methods().Complete(here(PROMPT), context)
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -250,7 +310,7 @@ async def test_cancel_of_nothing_is_refused() -> None:
     assert context.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_model_status_and_tokens() -> None:
+async def test_model_and_status() -> None:
     methods, context = Methods(), Context()
     model = await methods.GetModel(pb.GetModelRequest(), context)
     assert (model.id, model.vocab_size, model.max_model_len, list(model.eos_ids)) == ("m", 1000, 64, [2, 3])
@@ -260,6 +320,24 @@ async def test_model_status_and_tokens() -> None:
     assert (status.replicas[0].load.n_slots, status.replicas[0].load.headroom) == (128, -22)
     assert (status.waiting_requests, status.waiting_slots, status.draining) == (3, 40, True)
     assert dict(status.counters) == {"requests": 7}
+    assert [(each.silent, each.load.unused_slots) for each in status.replicas] == [(False, 100), (True, 20)]
+    assert (status.replicas[1].load.cached_prompt_tokens, status.replicas[1].load.cached_slots) == (11, 12)
+    assert (status.ingresses_answered, status.ingresses_known) == (2, 3)
+    scaling = status.scaling
+    assert (scaling.target, scaling.actual, scaling.age_s, scaling.last_change_age_s) == (2, 1, 0.5, 0.25)
+    assert scaling.reason == scaling.last_change == "1 -> 2 replicas: too much"
+    assert status_from_pb(status) == await methods.status(), "a client sees what was said"
+
+
+def test_a_status_without_an_autoscaler_says_nothing_of_one() -> None:
+    said = status_to_pb(ServiceStatus(INFO, ()))
+    assert not said.HasField("scaling")
+    assert status_from_pb(said).scaling is None
+    assert status_from_pb(pb.GetStatusResponse(model=said.model)).scaling is None, "a server of before"
+
+
+async def test_tokens() -> None:
+    methods, context = Methods(), Context()
     tokens = await methods.Tokenize(pb.TokenizeRequest(text="ab"), context)
     assert (list(tokens.token_ids), tokens.count) == ([97, 98], 2)
     text = await methods.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98]), context)

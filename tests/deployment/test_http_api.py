@@ -396,6 +396,8 @@ async def test_models_status_and_health(client: httpx.AsyncClient, service: Fake
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
     status = (await client.get("/v1/status")).json()
     assert status["replicas"][0]["load"]["headroom"] == 146
+    assert status["replicas"][1]["silent"] is True
+    assert (status["ingresses_known"], status["scaling"]["target"]) == (2, 2)
     assert (await client.get("/livez")).status_code == 200
     assert (await client.get("/readyz")).status_code == 200
     service.is_ready = False

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from deployment import live as live_module
+from deployment.choices import merged
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.overview import Around
+from deployment.peers import IngressShare, Shares
+from deployment.served_ingress import ServedIngress
 from deployment.serving import ChatMessage, GenerationCall, ServedChunk
 from orca_core.errors import (
     DeadlineExceededError,
@@ -265,6 +269,51 @@ async def test_a_client_that_is_gone_at_its_deadline_counts_as_such(
     assert (await counters(ingress))["requests_deadline"] == 1
 
 
+@pytest.mark.parametrize(
+    ("timeout_s", "after_s", "outcome"),
+    [
+        (2.0, 2.0, "deadline"),
+        (2.0, 1.9, "deadline"),  # the client's clock has been running since it sent the request
+        (2.0, 1.5, "cancelled"),
+        (60.0, 59.8, "deadline"),
+        (600.0, 599.0, "deadline"),  # gRPC has sent it as 601
+        (60.0, 59.0, "cancelled"),
+        (0.1, 0.05, "cancelled"),
+        (None, 599.9, "cancelled"),  # the limit is ours: the client knows of no deadline
+    ],
+)
+async def test_a_reader_that_is_closed_at_its_deadline_counts_as_such(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock, timeout_s: float | None, after_s: float, outcome: str
+) -> None:
+    """Serve closes the generator where a client leaves between two messages, and cancels the task where it waits."""
+    replicas.n_free = 1
+    stream = ingress.generate(a_call(timeout_s=timeout_s))
+    await anext(stream)
+    clock.now += after_s
+    await stream.aclose()
+    assert (await counters(ingress))[f"requests_{outcome}"] == 1
+
+
+async def test_choices_that_are_closed_at_their_deadline_count_as_such(
+    ingress: Ingress, replicas: FakeReplicas, clock: Clock
+) -> None:
+    replicas.n_free = 1
+    stream = merged(ingress, [a_call(timeout_s=2.0, api="http")] * 3)
+    await anext(stream)
+    clock.now += 2.0
+    await stream.aclose()
+    assert (await counters(ingress))["requests_deadline"] == 3
+
+
+async def test_what_was_told_to_its_end_has_not_expired(ingress: Ingress, clock: Clock) -> None:
+    stream = ingress.generate(a_call(timeout_s=2.0))
+    while (await anext(stream)).chunk.finish_reason is None:
+        pass
+    clock.now += 2.0
+    await stream.aclose()
+    assert (await counters(ingress))["requests_length"] == 1
+
+
 async def test_a_lost_stream_is_never_a_normal_end(last_chance: Ingress, replicas: FakeReplicas) -> None:
     """Field case B10."""
     replicas.cut_after = 2
@@ -350,16 +399,29 @@ async def test_cancel_asks_the_replicas_for_what_another_ingress_started(
     assert await ingress.cancel("elsewhere") is outcome
 
 
-async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:
-    asked: list[str] = []
+class FakePeers:
+    """All ingresses, the one under test (``own``) among them; ``n_known`` less what ``shares`` says hang."""
 
-    async def peers(client_request_id: str) -> CancelOutcome:
-        asked.append(client_request_id)
+    def __init__(self, *shares: IngressShare, n_known: int = 1) -> None:
+        self.others = list(shares)
+        self.n_known = n_known
+        self.asked: list[str] = []
+        self.own: Ingress | None = None
+
+    async def cancel(self, client_request_id: str) -> CancelOutcome:
+        self.asked.append(client_request_id)
         return CancelOutcome.CANCELLED
 
-    ingress = Ingress(CONFIG, replicas, ByteTokenizer(), peers=peers)
+    async def shares(self) -> Shares:
+        own = [] if self.own is None else [await self.own.share()]
+        return Shares([*self.others, *own], self.n_known)
+
+
+async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:
+    peers = FakePeers()
+    ingress = Ingress(CONFIG, replicas, ByteTokenizer(), around=Around(peers))
     assert await ingress.cancel("elsewhere") is CancelOutcome.CANCELLED
-    assert asked == ["elsewhere"]
+    assert peers.asked == ["elsewhere"]
     assert await ingress.cancel_here("elsewhere") is CancelOutcome.NOT_FOUND
     ingress.close()
 
@@ -459,6 +521,66 @@ async def test_status_knows_the_line_and_a_drain_lets_it_run_out(clock: Clock) -
     finally:
         ingress.close()
         far.close()
+
+
+async def test_a_drained_ingress_lets_the_replicas_go(clock: Clock) -> None:
+    """An open link is a call in progress, and Serve ends no replica that has one."""
+    far = replicas_of("a", "b")
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (task,) = await streams_of(ingress, of_tokens())
+        assert await ingress.drain() == 1
+        await settle()
+        assert all(each.replica._attached for each in far.all.values())
+        while not task.done():
+            for each in far.all.values():
+                each.engine.step()
+            await settle()
+        assert (await task)[-1].chunk.finish_reason is FinishReason.LENGTH
+        assert await ingress.drain() == 0
+        await settle()
+        assert not any(each.replica._attached for each in far.all.values())
+        assert len((await ingress.status()).replicas) == 2
+        assert await ingress.drain() == 0
+        await settle()
+        assert not any(each.replica._attached for each in far.all.values())
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_the_end_of_a_drain_lets_the_replicas_go(clock: Clock) -> None:
+    far = replicas_of("a")
+    ingress = Ingress(CONFIG, far, ByteTokenizer(), clock)
+    try:
+        await ingress.model()
+        (task,) = await streams_of(ingress, of_tokens())
+        await ingress.drain()
+        await ingress.end_open()
+        await settle()
+        with pytest.raises(UnavailableError, match="shut down"):
+            await task
+        assert not far.all["a"].replica._attached
+        assert not far.all["a"].engine.running
+    finally:
+        ingress.close()
+        far.close()
+
+
+async def test_an_ingress_that_serve_ends_lets_the_replicas_go(clock: Clock) -> None:
+    """Without a drain of ours: `serve shutdown`, fewer ingresses, a new version."""
+    far = replicas_of("a")
+    ingress = ServedIngress.__new__(ServedIngress)
+    Ingress.__init__(ingress, CONFIG, far, ByteTokenizer(), clock)
+    await ingress.model()
+    await settle()
+    assert far.all["a"].replica._attached
+    ingress.__del__()  # Serve calls it by name
+    await settle()
+    assert not far.all["a"].replica._attached
+    ServedIngress.__new__(ServedIngress).__del__()  # its constructor had failed
+    far.close()
 
 
 async def test_a_deadline_passes_in_line(clock: Clock) -> None:

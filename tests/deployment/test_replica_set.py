@@ -10,6 +10,7 @@ import pytest
 
 from deployment import broadcast, replica_set
 from deployment.parcels import NOTHING_WAITS, Accepted, Pinned
+from deployment.peers import IngressShare
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
 from orca_core.types import CancelOutcome, GenerationRequest, Load
@@ -97,6 +98,13 @@ async def test_a_cancel_reaches_who_can_be_reached() -> None:
     assert await ServeReplicaSet(Handle(answers)).cancel("mine") is CancelOutcome.CANCELLED
 
 
+async def test_who_asks_all_can_count_those_that_did_not_answer() -> None:
+    share = IngressShare("a", 1, 20)
+    answers = await broadcast.ask_each(Handle([Result(share), Result(None), Result("?")]), "share", IngressShare)
+    assert answers == ([share], 3)
+    assert await broadcast.ask_each(Handle(None), "share", IngressShare, timeout_s=0.0) == ([], 0)
+
+
 async def test_nobody_there() -> None:
     assert await ServeReplicaSet(Handle(None)).reports("me", NOTHING_WAITS) == []
     assert await ServeReplicaSet(Handle([])).cancel("mine") is CancelOutcome.NOT_FOUND
@@ -124,6 +132,19 @@ async def test_a_submission_that_is_given_up_is_cancelled_on_its_way() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handle.calls[0].gone.is_set()
+
+
+async def test_a_call_for_the_first_replica_names_none_and_can_be_given_up() -> None:
+    """Serve's handle keeps it until there is one, and its controller hears of that."""
+    handle = Handle([])
+    task = asyncio.create_task(ServeReplicaSet(handle).first())
+    await asyncio.sleep(0)
+    (call,) = handle.calls
+    assert (call.method, call.args) == ("report", ("", NOTHING_WAITS))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert call.gone.is_set()
 
 
 async def test_a_drop_waits_for_nobody_and_reaches_a_replica_that_has_left() -> None:

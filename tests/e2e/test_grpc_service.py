@@ -116,10 +116,17 @@ def test_many_clients_cancel_at_once(settled: Server) -> None:
 
 
 def test_the_clients_deadline(settled: Server) -> None:
-    started = time.monotonic()
+    """Nothing but gRPC's own tells the service of it."""
+
+    def expired() -> int:
+        return settled.stub.GetStatus(pb.GetStatusRequest(), timeout=10).counters["requests_deadline"]
+
+    before, started = expired(), time.monotonic()
     error = ends_with(settled, ask(n=900), timeout=1.0)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - started < 5.0
+    settled.settle()
+    assert expired() == before + 1
 
 
 def test_the_deadline_as_data(settled: Server) -> None:

@@ -105,6 +105,10 @@ def test_replicas_follow_demand_and_no_stream_is_cut(server: Server) -> None:
         (eldest,) = (each.replica for each in client.status().replicas)
         load = [begin(server, 900) for _ in range(12)]
         wait_until("a second replica", lambda: len(client.status().replicas) == 2, SCALE_TIMEOUT_S)
+        scaling = client.status().scaling
+        assert scaling is not None
+        assert (scaling.target, scaling.last_change.partition(":")[0]) == (2, "1 -> 2 replicas")
+        assert scaling.age_s < scaling.last_change_age_s < SCALE_TIMEOUT_S
         for stream in load:
             stream.cancel()
         wait_until("nothing runs", lambda: not replicas_that_run(), 20)

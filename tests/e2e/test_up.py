@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, marked_processes, start
+from deployment.replica import LEASE_S
+from tests.e2e.conftest import CONFIG, MARK, STOP_TIMEOUT_S, marked_processes, start, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -50,6 +51,16 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_an_idle_service_stops_before_a_lease_is_over(tmp_path: Path) -> None:
+    """Two ingresses, of which one never saw a request: replicas that waited for their links took LEASE_S more."""
+    config = CONFIG.replace("drain: {timeout_s: 90}", "drain: {timeout_s: 90}\n      ingress: {replicas: 2}")
+    server = start(tmp_path, "proxy", config_text=config)
+    server.stub.Complete(pb.GenerateRequest(prompt="Hi", sampling=pb.Sampling(max_new_tokens=2)), timeout=60)
+    began = time.monotonic()
+    assert stop(server) == 0
+    assert time.monotonic() - began < LEASE_S
 
 
 def test_sigkill_frees_the_ports(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("n_slots", "reserved_slots", "used_slots", "queued_slots", "waiting", "running", "headroom", "iterations", "prompt_tokens", "generated_tokens")
+    __slots__ = ("n_slots", "reserved_slots", "used_slots", "queued_slots", "waiting", "running", "headroom", "iterations", "prompt_tokens", "generated_tokens", "cached_prompt_tokens", "cached_slots", "unused_slots")
     N_SLOTS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     USED_SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,9 @@ class Load(_message.Message):
     ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     n_slots: int
     reserved_slots: int
     used_slots: int
@@ -291,20 +294,41 @@ class Load(_message.Message):
     iterations: int
     prompt_tokens: int
     generated_tokens: int
-    def __init__(self, n_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., used_slots: _Optional[int] = ..., queued_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., headroom: _Optional[int] = ..., iterations: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    cached_prompt_tokens: int
+    cached_slots: int
+    unused_slots: int
+    def __init__(self, n_slots: _Optional[int] = ..., reserved_slots: _Optional[int] = ..., used_slots: _Optional[int] = ..., queued_slots: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., headroom: _Optional[int] = ..., iterations: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., cached_slots: _Optional[int] = ..., unused_slots: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica", "load", "report_age_s")
+    __slots__ = ("replica", "load", "report_age_s", "silent")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     replica: str
     load: Load
     report_age_s: float
-    def __init__(self, replica: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., report_age_s: _Optional[float] = ...) -> None: ...
+    silent: bool
+    def __init__(self, replica: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., report_age_s: _Optional[float] = ..., silent: _Optional[bool] = ...) -> None: ...
+
+class ScalingDecision(_message.Message):
+    __slots__ = ("target", "actual", "reason", "age_s", "last_change", "last_change_age_s")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    target: int
+    actual: int
+    reason: str
+    age_s: float
+    last_change: str
+    last_change_age_s: float
+    def __init__(self, target: _Optional[int] = ..., actual: _Optional[int] = ..., reason: _Optional[str] = ..., age_s: _Optional[float] = ..., last_change: _Optional[str] = ..., last_change_age_s: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "replicas", "waiting_requests", "waiting_slots", "draining", "counters")
+    __slots__ = ("model", "replicas", "waiting_requests", "waiting_slots", "draining", "counters", "ingresses_answered", "ingresses_known", "scaling")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -318,10 +342,16 @@ class GetStatusResponse(_message.Message):
     WAITING_SLOTS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    INGRESSES_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    INGRESSES_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     model: GetModelResponse
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     waiting_requests: int
     waiting_slots: int
     draining: bool
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, model: _Optional[_Union[GetModelResponse, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., waiting_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    ingresses_answered: int
+    ingresses_known: int
+    scaling: ScalingDecision
+    def __init__(self, model: _Optional[_Union[GetModelResponse, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., waiting_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., ingresses_answered: _Optional[int] = ..., ingresses_known: _Optional[int] = ..., scaling: _Optional[_Union[ScalingDecision, _Mapping]] = ...) -> None: ...
