@@ -114,7 +114,8 @@ def service(
     """A service of our own on free ports while the block runs; the address of its gRPC face and its name in Serve."""
     from deployment.cli.launcher import Launcher
     from deployment.haproxy import free_range
-    from deployment.serve_file import DEFAULT_HOST, load_serve_file, serve_file
+    from deployment.serve_document import DEFAULT_HOST
+    from deployment.serve_file import load_serve_file, serve_file
 
     document = load_serve_file("local-cpu").document
     document["applications"][0]["args"] = arguments

@@ -27,7 +27,8 @@ from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
-from deployment.serve_file import SERVICERS, ServeFile
+from deployment.serve_document import SERVICERS
+from deployment.serve_file import ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
 from orca_core.host_memory import read_host_memory
 from orca_core.source import resolve_source

@@ -66,7 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             typer.echo(error.format_message(), err=True)
             return EXIT_UNUSABLE
         return _fail(error.format_message(), EXIT_UNUSABLE)
-    except (ConfigError, InvalidRequestError) as error:
+    except ConfigError as error:
+        for problem in error.problems:
+            _fail(str(problem), EXIT_UNUSABLE)
+        return EXIT_UNUSABLE
+    except InvalidRequestError as error:
         return _fail(str(error), EXIT_UNUSABLE)
     except OrcaError as error:
         return _fail(str(error), EXIT_FAILED)
