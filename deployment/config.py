@@ -1,7 +1,7 @@
 """``AppConfig``: all the deployed service is told, one frozen, validated value; the ``args`` of a Serve config.
 
 Whatever is wrong is a ``ConfigError``: the field's dotted name, and one line that says why or which key is nearest.
-Several things that are wrong are one ``ConfigErrors``.
+Several things that are wrong are one ``ConfigProblemsError``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deployment.config_sections import (
     Section,
 )
 from orca_core.config import EngineConfig
-from orca_core.errors import ConfigError, ConfigErrors
+from orca_core.errors import ConfigError, ConfigProblemsError
 
 _GPU_MEMORY_UTILIZATION: Final = 0.9
 
@@ -164,7 +164,7 @@ def config_errors(problems: Sequence[ConfigError]) -> ConfigError:
     kept = list({problem.field: problem for problem in reversed(problems)}.values())[::-1]
     if len(kept) == 1:
         return kept[0]
-    return ConfigErrors(tuple(each.field for each in kept), tuple(each.reason for each in kept))
+    return ConfigProblemsError(tuple(each.field for each in kept), tuple(each.reason for each in kept))
 
 
 def _sort_out(

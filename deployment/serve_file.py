@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 
 from deployment.config import AppConfig, config_errors
-from deployment.serve_document import DEFAULT_HOST, document_problems, port_of, serve_problems
+from deployment.serve_document import DEFAULT_HOST, SERVICERS, document_problems, port_of, serve_problems
 from orca_core.errors import ConfigError
 
 DEFAULT_CONFIG: Final = "local-cpu.yaml"
@@ -53,6 +53,7 @@ class ServeFile:
         self,
         *,
         model: str | None = None,
+        model_id: str | None = None,
         replicas: int | None = None,
         host: str | None = None,
         http_port: int | None = None,
@@ -62,13 +63,15 @@ class ServeFile:
         """A copy with the values a command line gave; ``None`` keeps the file's. Raises ``ConfigError``."""
         document = copy.deepcopy(self.document)
         http_options = _section(document, "http_options")
+        if not document.get("grpc_options"):
+            document["grpc_options"] = {"grpc_servicer_functions": list(SERVICERS)}
         grpc_options = _section(document, "grpc_options")
         http_options["host"] = self.host if host is None else host
         http_options["port"] = self.http_port if http_port is None else http_port
         grpc_options["port"] = self.grpc_port if grpc_port is None else grpc_port
         args = _section(document["applications"][0], "args")
         if model is not None:
-            args["model"] = {**(args.get("model") or {}), "source": model, "id": ""}
+            args["model"] = {**(args.get("model") or {}), "source": model, "id": model_id or ""}
         if replicas is not None:
             args["replicas"] = {**(args.get("replicas") or {}), "min": replicas, "max": replicas, "initial": replicas}
         if api_keys_file is not None:

@@ -104,7 +104,7 @@ class ConfigError(OrcaError):
         return (self,)
 
 
-class ConfigErrors(ConfigError):
+class ConfigProblemsError(ConfigError):
     """Several configuration values are wrong. ``field`` and ``reason`` are of the first; ``problems`` are all."""
 
     def __init__(self, fields: tuple[str, ...], reasons: tuple[str, ...]) -> None:

@@ -113,6 +113,7 @@ def service(
 ) -> Iterator[tuple[str, str]]:
     """A service of our own on free ports while the block runs; the address of its gRPC face and its name in Serve."""
     from deployment.cli.launcher import Launcher
+    from deployment.cli.progress import Progress
     from deployment.haproxy import free_range
     from deployment.serve_document import DEFAULT_HOST
     from deployment.serve_file import load_serve_file, serve_file
@@ -123,7 +124,8 @@ def service(
     file = serve_file(document).with_overrides(http_port=http_port, grpc_port=grpc_port)
     launcher = Launcher(file, None, False, build)
     try:
-        launcher.start(rearm_signals=lambda: None)
+        with Progress() as progress:
+            launcher.start(progress)
         yield f"{DEFAULT_HOST}:{grpc_port}", file.app_name
     finally:
         launcher.stop()

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -23,8 +22,10 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
+from deployment.cli.ports import check_ports, check_ray
 from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
+from deployment.cli.stopping import end_children
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_document import SERVICERS
@@ -66,6 +67,11 @@ class Launcher:
             raise ConfigError(f"applications.0.{min(extra)}", reason)
 
     @property
+    def file(self) -> ServeFile:
+        """What is served."""
+        return self._file
+
+    @property
     def model_id(self) -> str:
         """What clients call the model."""
         return self._file.app.model.id
@@ -87,26 +93,22 @@ class Launcher:
                 return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         return None
 
-    def start(self, rearm_signals: Callable[[], None]) -> None:
+    def start(self, progress: Progress) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
 
-        ``rearm_signals`` is called when Ray, which sets handlers of its own, has started. Raises ``OrcaError`` with one
-        line that says what failed.
+        Ray sets signal handlers of its own. Raises ``OrcaError`` with one line that says what failed.
         """
-        with Progress() as progress:
-            if self._address is None:
-                self._check_ports()
-                progress.say(f"looking for model {self.model_id}")
-                source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
-                check_memory(self._file.app, source, read_host_memory().available)
-            progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
-            self._start_ray()
-            rearm_signals()
-            self._check_room()
-            progress.say("starting Ray Serve")
-            self._start_serve()
-            rearm_signals()
-            self._deploy(progress)
+        if self._address is None:
+            check_ports(self._file)
+            progress.say(f"looking for model {self.model_id}")
+            source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
+            check_memory(self._file.app, source, read_host_memory().available)
+        progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
+        self._start_ray()
+        self._check_room()
+        progress.say("starting Ray Serve")
+        self._start_serve()
+        self._deploy(progress)
 
     def drain(self) -> None:
         """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
@@ -137,11 +139,22 @@ class Launcher:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._temp_dir = None
 
+    def abort(self) -> None:
+        """End at once what was being started, from any thread: nothing is open that could be saved.
+
+        The process has to end then: Ray in it is not told.
+        """
+        if self._address is None:
+            end_children(self._temp_dir)
+        elif self._deployed:
+            serve.delete(self._file.app_name)
+
     def _start_ray(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "serve"}
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._address is not None:
+            check_ray(self._address)
             try:
                 ray.init(address=self._address, **quiet)
             except Exception as error:
@@ -230,17 +243,6 @@ class Launcher:
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
-
-    def _check_ports(self) -> None:
-        for name, port in (("http_options.port", self._file.http_port), ("grpc_options.port", self._file.grpc_port)):
-            family = socket.AF_INET6 if ":" in self._file.host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((self._file.host, port))
-                except OSError as error:
-                    reason = error.strerror or "cannot be bound"
-                    raise UnavailableError(f"{name}: {self._file.host}:{port}: {reason}") from None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 
 class Progress:
@@ -18,21 +19,24 @@ class Progress:
         self._console = console or Console(stderr=True, highlight=False)
         self._clock = clock
         self._started_at = clock()
-        self._step = ""
+        self._step = "starting"
         self._spinner: Status | None = None
 
     def say(self, step: str) -> None:
-        """The step that now runs. Saying it again refreshes the spinner's clock and prints nothing elsewhere."""
-        line = f"{step} ({self._clock() - self._started_at:.0f} s)"
-        if self._spinner is not None:
-            self._spinner.update(line)
-        elif step != self._step:
-            self._console.print(line, markup=False, soft_wrap=True)
+        """The step that now runs. Said again, it is not printed again."""
+        if step == self._step:
+            return
         self._step = step
+        if self._spinner is None:
+            self._console.print(self, soft_wrap=True)
+
+    def __rich__(self) -> Text:
+        """The line as of now: a spinner draws it anew, also while a step holds up the main thread."""
+        return Text(f"{self._step} ({self._clock() - self._started_at:.0f} s)")
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._spinner = self._console.status("starting")
+            self._spinner = self._console.status(self)
             self._spinner.start()
         return self
 

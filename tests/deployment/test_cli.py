@@ -24,6 +24,7 @@ from deployment.cli.main import main
 from deployment.cli.progress import Progress
 from deployment.serve_file import load_serve_file
 from orca_core.errors import OverloadedError
+from tests.core.tiny_models import tiny_llama
 from tests.deployment.fake_service import MODEL, WORDS
 from tests.deployment.grpc_server import FakeIngress, serving
 
@@ -217,7 +218,9 @@ def test_up_says_which_port_is_taken(capsys: pytest.CaptureFixture[str]) -> None
         port = bound.getsockname()[1]
         status, out, err = run(capsys, "up", "--http-port", str(port))
     assert (status, out) == (1, "")
-    assert err == f"orca-serve: http_options.port: 127.0.0.1:{port}: Address already in use\n"
+    assert (
+        err == f"orca-serve: http_options.port: 127.0.0.1:{port}: Address already in use; --http-port chooses another\n"
+    )
 
 
 def test_up_refuses_a_model_that_is_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,8 +229,8 @@ def test_up_refuses_a_model_that_is_nowhere(capsys: pytest.CaptureFixture[str]) 
             each.bind(("127.0.0.1", 0))
         ports = [str(each.getsockname()[1]) for each in (first, second)]
     status, out, err = run(capsys, "up", "--model", "nothing-here", "--http-port", ports[0], "--grpc-port", ports[1])
-    assert (status, out) == (1, "")
-    assert "cannot load model 'nothing-here'" in err.splitlines()[-1]
+    assert (status, out) == (2, "")
+    assert err.startswith("orca-serve: model.source: 'nothing-here': there is no such file or folder")
 
 
 @pytest.mark.parametrize("where", ["option", "environment"])
@@ -262,11 +265,13 @@ def test_up_warns_of_an_open_door(
     assert ("--api-key KEY" in said) == with_keys
 
 
-def test_up_hands_on_a_path_the_ingress_will_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_hands_on_paths_that_replicas_and_ingress_will_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("sk-right\n")
+    tiny_llama().save_pretrained(tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
-    file = up_module._with_readable_keys(load_serve_file("local-cpu").with_overrides(api_keys_file="keys"))
+    file = up_module._ready_here(load_serve_file("local-cpu").with_overrides(model="tiny", api_keys_file="keys"))
     assert file.app.auth.api_keys_file == str(tmp_path / "keys")
+    assert (file.app.model.source, file.app.model.id) == (str(tmp_path / "tiny"), "tiny")
 
 
 def test_interrupt_cancels_the_call() -> None:
@@ -311,7 +316,7 @@ def test_progress_prints_each_step_once() -> None:
     with Progress(console, lambda: next(ticks)) as progress:
         for step in ("loading 0/2", "loading 0/2", "loading 1/2"):
             progress.say(step)
-    assert console.file.getvalue().splitlines() == ["loading 0/2 (1 s)", "loading 1/2 (3 s)"]  # type: ignore[attr-defined]
+    assert console.file.getvalue().splitlines() == ["loading 0/2 (1 s)", "loading 1/2 (2 s)"]  # type: ignore[attr-defined]
 
 
 def test_a_client_only_installation_says_what_is_missing(

@@ -18,6 +18,7 @@ from deployment.serve_file import (
     packaged_config,
     packaged_config_names,
     parse_serve_text,
+    serve_file,
 )
 from orca_core.config import EMBEDDED_MODEL, EngineConfig
 from orca_core.errors import ConfigError
@@ -175,6 +176,8 @@ def test_overrides_leave_the_original_alone() -> None:
     assert yaml.safe_dump(file.document) == before
     assert (other.app.model.id, other.app.replicas.min, other.app.replicas.max) == ("tiny", 3, 3)
     assert (other.host, other.http_port, other.grpc_port) == ("0.0.0.0", 1, 2)
+    assert file.with_overrides(model="./x/tiny", model_id="mine").app.model.id == "mine"
+    assert serve_file(MINIMAL).with_overrides(grpc_port=2).grpc_port == 2, "the servicers go without saying"
     assert file.with_overrides(api_keys_file="/keys").app.auth.api_keys_file == "/keys"
 
 
