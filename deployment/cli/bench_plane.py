@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deployment.config import AppConfig
 
 _PORTS = 2
-_FILE_WIDTH = 140  # columns of a table that goes into a file
+_FILE_WIDTH = 100  # columns of a table that goes into a file
 JsonFile = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")]
 PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; medians are shown.")]

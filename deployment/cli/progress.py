@@ -21,10 +21,11 @@ class Progress:
         self._started_at = clock()
         self._step = "starting"
         self._spinner: Status | None = None
+        self._is_over = False
 
     def say(self, step: str) -> None:
         """The step that now runs. Said again, it is not printed again."""
-        if step == self._step:
+        if step == self._step or self._is_over:
             return
         self._step = step
         if self._spinner is None:
@@ -41,6 +42,11 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take the spinner away and say nothing more. From any thread."""
+        self._is_over = True
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None

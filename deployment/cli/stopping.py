@@ -17,6 +17,8 @@ from typing import Final, Self
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CLEAN_UP_S: Final = 10.0
 """The longest a signal waits for what ends beside the process."""
+_HUSHED_S: Final = 1.0
+"""The longest it waits for a spinner to stop."""
 _KILLED_S: Final = 3.0
 """How long killed processes may take to be gone."""
 _CLEAN_LINE: Final = "\r\x1b[2K\x1b[?25h"  # start of the line, erase it, show the cursor: a spinner may be there
@@ -52,11 +54,13 @@ class StartGuard:
 
     Python handles a signal between two bytecodes of the main thread, and that may sit in native code of Ray's for
     minutes. So the number goes down a pipe (``signal.set_wakeup_fd``) to a thread, which ends the process. Nothing is
-    open yet that could be saved. ``clean_up`` may be set to what is to be called before, from that thread; ``end`` is
-    how the process ends. ``late``: a signal came when the block had ended already. Main thread only.
+    open yet that could be saved. ``hush`` and ``clean_up`` may be set to what is to be called first, before and after
+    the one line that is said; neither from the main thread. ``end`` is how the process ends. ``late``: a signal came
+    when the block had ended already. Main thread only.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.hush: Callable[[], object] = lambda: None
         self.clean_up: Callable[[], object] = lambda: None
         self._end = end
         self.late = False
@@ -87,13 +91,19 @@ class StartGuard:
                 return
 
     def _stop(self, number: int) -> None:
+        _within(_HUSHED_S, self.hush)
         start = _CLEAN_LINE if sys.stderr.isatty() else ""
         with suppress(OSError):  # past ``sys.stderr``, whose lock the main thread may hold
             os.write(2, f"{start}orca-serve: stopped while starting\n".encode())
-        cleaner = threading.Thread(target=self.clean_up, daemon=True)
-        cleaner.start()
-        cleaner.join(_CLEAN_UP_S)
+        _within(_CLEAN_UP_S, self.clean_up)
         self._end(128 + number)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Wait for ``call`` so long at most. What it raises is reported by ``threading.excepthook``."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def end_children(folder: str | Path | None) -> None:

@@ -81,6 +81,7 @@ def run(prepare: Callable[[], Launcher]) -> None:
         with StartGuard() as guard:
             try:
                 with Progress() as progress:
+                    guard.hush = progress.stop
                     launcher = prepare()
                     guard.clean_up = launcher.abort
                     launcher.start(progress)

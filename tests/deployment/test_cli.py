@@ -24,6 +24,7 @@ from deployment.cli.main import main
 from deployment.cli.progress import Progress
 from deployment.serve_file import load_serve_file
 from orca_core.errors import OverloadedError
+from orca_core.types import FinishReason
 from tests.core.tiny_models import tiny_llama
 from tests.deployment.fake_service import MODEL, WORDS
 from tests.deployment.grpc_server import FakeIngress, serving
@@ -103,6 +104,16 @@ def test_generate_streams_text(capsys: pytest.CaptureFixture[str], address: str,
     assert service.calls[0].timeout_s == 30
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_that_was_cut_off_says_so_on_stderr(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    with serving(FakeIngress(finish=FinishReason.LENGTH)) as address:
+        status, out, err = run(capsys, "generate", "Hi", "--address", address, *(["--json"] if as_json else []))
+    assert status == 0
+    assert "cut off" not in out
+    assert err == ("" if as_json else "[cut off after 5 tokens; --max-new-tokens N allows more]\n")
+    assert "256 when left out" in " ".join(run(capsys, "generate", "--help")[1].split())
+
+
 def test_generate_json(capsys: pytest.CaptureFixture[str], address: str) -> None:
     status, out, _ = run(capsys, "generate", "Hi", "--json", "--address", address)
     lines = [json.loads(line) for line in out.splitlines()]
@@ -148,8 +159,10 @@ def test_chat_keeps_the_session(
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", read)
+    service.finish = FinishReason.LENGTH
     status, out, err = run(capsys, "chat", "--system", "be brief", "--address", address)
     assert status == 0
+    assert err.count("[cut off after 5 tokens") == 2
     assert out.count(TEXT) == 2
     assert MODEL.model_id in err
     turns = [[(m.role, m.content) for m in call.messages or ()] for call in service.calls]

@@ -120,3 +120,12 @@ def test_a_spinner_counts_while_a_step_lasts() -> None:
     progress = Progress(console, lambda: next(ticks))
     progress.say("joining [b]Ray")
     assert [str(progress.__rich__()) for _ in range(2)] == ["joining [b]Ray (2 s)", "joining [b]Ray (3 s)"]
+
+
+def test_after_its_end_nothing_more_is_said() -> None:
+    console = Console(file=io.StringIO(), force_terminal=False, width=80)
+    with Progress(console, lambda: 0.0) as progress:
+        progress.say("one")
+        progress.stop()
+        progress.say("two")
+    assert console.file.getvalue() == "one (0 s)\n"  # type: ignore[attr-defined]
