@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-unit test-model test-e2e test-chaos check lint format-check types imports architecture proto proto-check \
-        format bench clean
+        docs format bench clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ proto: setup ## regenerate deployment/pb from proto/
 
 proto-check: setup ## fail where deployment/pb is not what proto/ gives
 	$(BIN)/python tools/generate_proto.py --check
+
+docs: setup ## regenerate docs/configuration.md from the configuration's code
+	$(BIN)/python -m tools.generate_config_docs
 
 format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -142,8 +142,11 @@ class Launcher:
     def abort(self) -> None:
         """End at once what was being started, from any thread: nothing is open that could be saved.
 
-        The process has to end then: Ray in it is not told.
+        The process has to end then: Ray in it is not told, and its complaints go nowhere.
         """
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
         if self._address is None:
             end_children(self._temp_dir)
         elif self._deployed:
@@ -224,7 +227,8 @@ class Launcher:
                     return self._wait_for_ports(deadline)
                 cause = _failure(overview)
                 if cause is not None:
-                    raise ModelLoadError(self._file.app.model.source, cause)
+                    source = self._file.app.model.source
+                    raise ModelLoadError(source, cause.removeprefix(f"cannot load model {source!r}: "))
                 ready = _running(overview.deployments)
                 progress.say(f"loading model {self.model_id}, {ready}/{wanted} replicas ready")
             if time.monotonic() > deadline:
