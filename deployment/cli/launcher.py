@@ -22,7 +22,7 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
-from deployment.cli.ports import check_ports, check_ray
+from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
 from deployment.cli.stopping import end_children
@@ -150,7 +150,7 @@ class Launcher:
         if self._address is None:
             end_children(self._temp_dir)
         elif self._deployed:
-            serve.delete(self._file.app_name)
+            serve.delete(self._file.app_name, _blocking=False)
 
     def _start_ray(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "serve"}
@@ -159,9 +159,10 @@ class Launcher:
         if self._address is not None:
             check_ray(self._address)
             try:
-                ray.init(address=self._address, **quiet)
+                with _silence():  # its native code repeats every second what it raises in the end
+                    ray.init(address=self._address, **quiet)
             except Exception as error:
-                raise UnavailableError(f"cannot join Ray at {self._address}: {_first_line(error)}") from None
+                raise UnavailableError(f"cannot join Ray at {self._address}: {why_not(error)}") from None
             return
         # unix sockets live in it, and their paths have at most 107 bytes
         self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
@@ -176,7 +177,7 @@ class Launcher:
                 **quiet,
             )
         except Exception as error:
-            raise UnavailableError(f"cannot start Ray: {_first_line(error)}") from None
+            raise UnavailableError(f"cannot start Ray: {why_not(error)}") from None
 
     def _local_cpus(self) -> int:
         """Ray's count of CPUs: at least what the config asks for; a small machine may run more replicas than cores."""
@@ -251,7 +252,7 @@ class Launcher:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Ray prints what it thinks of actors that end while it waits for them, to stdout and past ``sys.stdout``."""
+    """Ray prints, past ``sys.stdout`` and ``sys.stderr``, what it thinks of actors that end while it waits for them."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
@@ -285,10 +286,6 @@ def _failure(overview: Any) -> str | None:
         lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
         return lines[-1] if lines else "the application failed to start"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _reachable(host: str) -> str:

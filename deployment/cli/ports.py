@@ -48,6 +48,16 @@ def check_ray(address: str, timeout_s: float = _RAY_S) -> None:
         raise UnavailableError(f"cannot join Ray at {address}: what answers there is not Ray")
 
 
+def why_not(error: BaseException) -> str:
+    """One line of what Ray raised. It says that it failed, and the reason only among the causes."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    if any("InvalidAuthToken" in str(each) for each in causes):
+        return "it wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token is not the same"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _speaks_grpc(target: str, timeout_s: float) -> bool:
     import grpc
 

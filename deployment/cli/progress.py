@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.status import Status
@@ -16,7 +18,8 @@ class Progress:
     """Shows the newest step and the seconds since the start, on stderr."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._file = _own_stderr() if console is None else None
+        self._console = console or Console(file=self._file, stderr=self._file is None, highlight=False)
         self._clock = clock
         self._started_at = clock()
         self._step = "starting"
@@ -50,3 +53,14 @@ class Progress:
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
+        if self._file is not None:
+            self._file.close()
+
+
+def _own_stderr() -> TextIO | None:
+    """A descriptor of its own for stderr: number 2 leads elsewhere while Ray is kept quiet. ``None``: it has none."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (OSError, AttributeError):
+        return None
+    return os.fdopen(descriptor, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,6 +71,7 @@ class StartGuard:
         for number in _SIGNALS:
             signal.signal(number, self._note)  # the pipe is written to only where there is a handler
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._stderr = os.dup(2)  # which leads elsewhere while Ray is kept quiet
         self._thread.start()
         return self
 
@@ -80,6 +80,7 @@ class StartGuard:
         self._writer.close()
         self._thread.join()  # if a signal came, for ever: the status is that thread's to give
         self._reader.close()
+        os.close(self._stderr)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self.late = True
@@ -92,9 +93,9 @@ class StartGuard:
 
     def _stop(self, number: int) -> None:
         _within(_HUSHED_S, self.hush)
-        start = _CLEAN_LINE if sys.stderr.isatty() else ""
+        start = _CLEAN_LINE if os.isatty(self._stderr) else ""
         with suppress(OSError):  # past ``sys.stderr``, whose lock the main thread may hold
-            os.write(2, f"{start}orca-serve: stopped while starting\n".encode())
+            os.write(self._stderr, f"{start}orca-serve: stopped while starting\n".encode())
         _within(_CLEAN_UP_S, self.clean_up)
         self._end(128 + number)
 

@@ -14,6 +14,7 @@ import typer
 
 from deployment.cli.stopping import SignalsKept, StartGuard, StopSignal, raise_on_signals
 from deployment.haproxy import BINARY_VARIABLE, installed_command
+from orca_core.source import EMBEDDED_MODELS
 
 if TYPE_CHECKING:
     from deployment.cli.launcher import Launcher
@@ -139,8 +140,8 @@ def _ready_here(file: ServeFile) -> ServeFile:
 
 
 def _absolute(model: str | None) -> str | None:
-    """A path as the replicas will see it: their working directory is not ours."""
-    if model is not None and Path(model).expanduser().exists():
+    """A path as the replicas will see it: their working directory is not ours. Embedded names go before folders."""
+    if model is not None and model not in EMBEDDED_MODELS and Path(model).expanduser().exists():
         return str(Path(model).expanduser().resolve())
     return model
 

@@ -23,6 +23,7 @@ from deployment.auth import ApiKeys
 from deployment.cli.main import main
 from deployment.cli.progress import Progress
 from deployment.serve_file import load_serve_file
+from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import OverloadedError
 from orca_core.types import FinishReason
 from tests.core.tiny_models import tiny_llama
@@ -285,6 +286,8 @@ def test_up_hands_on_paths_that_replicas_and_ingress_will_find(tmp_path: Path, m
     file = up_module._ready_here(load_serve_file("local-cpu").with_overrides(model="tiny", api_keys_file="keys"))
     assert file.app.auth.api_keys_file == str(tmp_path / "keys")
     assert (file.app.model.source, file.app.model.id) == (str(tmp_path / "tiny"), "tiny")
+    (tmp_path / EMBEDDED_MODEL).mkdir()
+    assert up_module._absolute(EMBEDDED_MODEL) == EMBEDDED_MODEL, "a folder of that name is not what is loaded"
 
 
 def test_interrupt_cancels_the_call() -> None:

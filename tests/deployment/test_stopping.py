@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from deployment.cli.main import main
-from deployment.cli.ports import check_ray
+from deployment.cli.ports import check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.stopping import StartGuard
 from orca_core.errors import ConfigError, UnavailableError
@@ -113,6 +114,13 @@ def test_auto_is_for_ray_to_find() -> None:
     check_ray("auto")
 
 
+def test_why_ray_could_not_be_joined() -> None:
+    outer = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379\nand more")
+    assert why_not(outer) == "Failed to connect to Ray cluster at 10.0.0.1:6379"
+    outer.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
+    assert why_not(outer).startswith("it wants its token: set RAY_AUTH_MODE=token")
+
+
 def test_a_spinner_counts_while_a_step_lasts() -> None:
     """What it draws is asked for anew each time; a step may hold up the main thread for long."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
@@ -120,6 +128,20 @@ def test_a_spinner_counts_while_a_step_lasts() -> None:
     progress = Progress(console, lambda: next(ticks))
     progress.say("joining [b]Ray")
     assert [str(progress.__rich__()) for _ in range(2)] == ["joining [b]Ray (2 s)", "joining [b]Ray (3 s)"]
+
+
+def test_it_is_seen_while_descriptor_2_leads_elsewhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = os.dup(2)
+    with Progress(clock=lambda: 0.0) as progress, (tmp_path / "noise").open("w") as noise:
+        os.dup2(noise.fileno(), 2)
+        try:
+            progress.say("joining")
+            os.write(2, b"noise")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    assert capfd.readouterr().err == "joining (0 s)\n"
+    assert (tmp_path / "noise").read_text() == "noise"
 
 
 def test_after_its_end_nothing_more_is_said() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from contextlib import suppress
@@ -14,6 +16,7 @@ import grpc
 import httpx
 import pytest
 
+from deployment.haproxy import free_range
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, marked_processes, start
 
@@ -50,6 +53,26 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize("step", ["starting Ray (", "starting Ray Serve (", "loading model"])
+def test_a_signal_while_it_starts_ends_it_at_once(step: str, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    http_port, grpc_port = free_range(2)
+    command = [str(Path(sys.executable).with_name("orca-serve")), "up"]
+    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+    environment = os.environ | {MARK: mark}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        while not said or step not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], f"it ended by itself: {said}"
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read().splitlines()
+        assert process.wait(STOP_TIMEOUT_S) == 130
+    assert [line for line in rest if not line.startswith("loading")] == ["orca-serve: stopped while starting"]
+    assert marked_processes(mark) == {}
 
 
 def test_sigkill_frees_the_ports(tmp_path: Path) -> None:
