@@ -110,8 +110,8 @@ def gaps_table(found: Sequence[Gaps], n_streams: int) -> Table:
     """One row a budget."""
     table = Table(
         title=f"{n_streams} streams beside a prompt of {found[0].long_prompt_tokens} tokens",
-        caption="median iteration alone and beside the prompt, the largest gap of a stream, that gap over\n"
-        "both, the first token of the prompt: ms. foreign: CPU that others used",
+        caption="ms; alone, beside: median iteration without and with it\n"
+        "gap: the largest of a stream; foreign: CPU of others",
         box=None,
         header_style="bold",
     )

@@ -7,11 +7,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from deployment.cli.notes import Notes
 from deployment.cli.stopping import SignalsKept, StartGuard, StopSignal, raise_on_signals
 from deployment.haproxy import BINARY_VARIABLE, installed_command
 from orca_core.source import EMBEDDED_MODELS
@@ -90,17 +92,19 @@ def run(prepare: Callable[[], Launcher]) -> None:
                 if launcher is not None:
                     launcher.stop()
                 raise
-        _serve(launcher, guard)
+        stdout = sys.stdout
+        with redirect_stdout(Notes(sys.stderr, _log_of(launcher))):
+            _serve(launcher, guard, stdout)
 
 
-def _serve(launcher: Launcher, guard: StartGuard) -> None:
+def _serve(launcher: Launcher, guard: StartGuard, stdout: TextIO) -> None:
     file = launcher.file
     try:
         try:
             raise_on_signals()
             if guard.late:
                 raise StopSignal
-            typer.echo(_ready_line(file, launcher.model_id))
+            typer.echo(_ready_line(file, launcher.model_id), file=stdout)
             _say_next(file)
             typer.echo(f"logs: {launcher.logs}", err=True)
             if launcher.metrics is not None:
@@ -116,6 +120,12 @@ def _serve(launcher: Launcher, guard: StartGuard) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         launcher.stop()
+
+
+def _log_of(launcher: Launcher) -> Path | None:
+    """Where what Ray tells this process is kept, beside the logs of replicas and ingresses; they may be elsewhere."""
+    folder = Path(launcher.logs)
+    return folder / "up.log" if folder.is_dir() else None
 
 
 def _ready_here(file: ServeFile) -> ServeFile:
