@@ -14,7 +14,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deployment.cli.main import main
 from deployment.cli.ports import check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.stopping import StartGuard
@@ -43,6 +42,56 @@ class Launcher:
 
 run(Launcher)
 """
+
+
+SERVE = """
+import sys
+from types import SimpleNamespace as Record
+from deployment.cli.up import run
+
+class Launcher:
+    app = Record(replicas=Record(start=2), auth=Record(api_keys_file=None), drain=Record(timeout_s=30))
+    file = Record(host="127.0.0.1", http_port=8000, grpc_port=9000, app=app)
+    model_id, logs = "m", sys.argv[1]
+
+    def start(self, progress):
+        progress.say("one step")
+
+    def abort(self):
+        raise AssertionError
+
+    @property
+    def metrics(self):
+        print("(raylet) A worker died. There is much to say of it.")
+
+    def drain(self):
+        print("(raylet) Another one")
+
+    def stop(self):
+        print("(raylet) The last one")
+
+run(Launcher)
+"""
+
+
+def test_stdout_has_the_ready_line_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        while not said or not said[-1].startswith("(raylet)"):
+            said.append(process.stderr.readline())
+            assert said[-1], said
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == "ready grpc=127.0.0.1:9000 http=http://127.0.0.1:8000 model=m replicas=2\n"
+    assert said[0].startswith("one step (")
+    assert said[-1] == "(raylet) A worker died (more in up.log)\n"
+    assert (tmp_path / "up.log").read_text() == "(raylet) A worker died. There is much to say of it.\n"
+    assert err.splitlines() == [
+        "stopping: open streams may go on for 30 s", "(raylet) Another one", "(raylet) The last one"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,13 +136,13 @@ def test_a_clean_up_that_fails_does_not_keep_it(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == "orca-serve: stopped while starting\n"
 
 
-def test_nobody_at_the_address_of_ray(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_at_the_address_of_ray() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    assert main(["up", "--address", address]) == 1
-    said = f"orca-serve: cannot join Ray at {address}: nothing answers there (Connection refused)"
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    with pytest.raises(UnavailableError) as caught:
+        check_ray(address)
+    assert str(caught.value) == f"cannot join Ray at {address}: nothing answers there (Connection refused)"
 
 
 def test_something_else_at_the_address_of_ray() -> None:
