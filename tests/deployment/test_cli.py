@@ -82,7 +82,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("check", "/nowhere.yaml"), "/nowhere.yaml"),
         (("up", "/nowhere.yaml"), "/nowhere.yaml"),
         (("up", "--replicas", "0"), "--replicas"),
-        (("up", "--api-keys", "keys.txt"), "auth.api_keys_file"),
+        pytest.param(("up", "--api-keys", "keys.txt"), "auth.api_keys_file", marks=pytest.mark.model),
     ],
 )
 def test_unusable_arguments_are_one_line_and_two(
@@ -213,8 +213,15 @@ def test_status_watch_counts_rates(
 
 @pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml"])
 def test_check(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    status, out, _ = run(capsys, "check", name)
+    status, out, _ = run(capsys, "check", name, "--elsewhere")
     assert (status, out.splitlines()[0]) == (0, f"{name}: valid")
+
+
+@pytest.mark.model
+def test_check_looks_at_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "check", "local-cpu")
+    assert (status, err) == (0, "")
+    assert "requests  up to 8192 tokens, prompt and output" in out.splitlines()
 
 
 def test_check_names_the_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -225,6 +232,7 @@ def test_check_names_the_field(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert err == "orca-serve: engine.max_bach_size: unknown key; did you mean engine.max_batch_size?\n"
 
 
+@pytest.mark.model
 def test_up_says_which_port_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
