@@ -1,12 +1,13 @@
 """``AppConfig``: all the deployed service is told, one frozen, validated value; the ``args`` of a Serve config.
 
 Whatever is wrong is a ``ConfigError``: the field's dotted name, and one line that says why or which key is nearest.
+Several things that are wrong are one ``ConfigProblemsError``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -24,7 +25,7 @@ from deployment.config_sections import (
     Section,
 )
 from orca_core.config import EngineConfig
-from orca_core.errors import ConfigError
+from orca_core.errors import ConfigError, ConfigProblemsError
 
 _GPU_MEMORY_UTILIZATION: Final = 0.9
 
@@ -47,41 +48,63 @@ class AppConfig(Section):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any] | None) -> AppConfig:
-        """Validate a mapping as read from YAML. Raises ``ConfigError``."""
+        """Validate a mapping as read from YAML. Raises ``ConfigError``, with all that is wrong."""
+        known, problems = _sort_out(cls, {} if values is None else values, "")
         try:
-            return cls.model_validate({} if values is None else dict(values))
+            config = cls.model_validate(known)
         except ValidationError as error:
-            raise _config_error(error) from None
+            raise config_errors([*problems, *_found_by_pydantic(error)]) from None
+        except ConfigError as error:
+            raise config_errors([*problems, *error.problems]) from None
+        if problems:
+            raise config_errors(problems)
+        return config
 
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
-            _refuse_unknown_keys(cls, values, "")
-            given = {name: value for name, value in values.items() if value is not None}
+            known, problems = _sort_out(cls, values, "")
+            if problems:
+                raise config_errors(problems)
+            given = {name: value for name, value in known.items() if value is not None}
             return {"auth": {}, **given}  # validated here, so that an error from its environment has its full name
         return values
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        problems = [*self._replica_problems(), *self._engine_problems()]
+        if problems:
+            raise config_errors(problems)
+        return self
+
+    def _replica_problems(self) -> Iterator[ConfigError]:
         replicas = self.replicas
         if replicas.min > replicas.max:
-            raise ConfigError("replicas.min", f"must not be above replicas.max ({replicas.max})")
-        if not replicas.min <= replicas.start <= replicas.max:
-            raise ConfigError("replicas.initial", f"must be from {replicas.min} to {replicas.max} (min to max)")
+            yield ConfigError("replicas.min", f"must not be above replicas.max ({replicas.max})")
+        elif not replicas.min <= replicas.start <= replicas.max:
+            yield ConfigError("replicas.initial", f"must be from {replicas.min} to {replicas.max} (min to max)")
         if replicas.num_gpus > 1 and replicas.num_gpus != int(replicas.num_gpus):
-            raise ConfigError("replicas.num_gpus", "must be a whole number when it is above 1")
+            yield ConfigError("replicas.num_gpus", "must be a whole number when it is above 1")
         if self.engine.device == "cuda" and replicas.num_gpus == 0:
-            raise ConfigError("replicas.num_gpus", "must be above 0 when engine.device is cuda")
+            yield ConfigError("replicas.num_gpus", "must be above 0 when engine.device is cuda")
         if self.engine.device == "cpu" and replicas.num_gpus > 0:
-            raise ConfigError("replicas.num_gpus", "must be 0 when engine.device is cpu")
+            yield ConfigError("replicas.num_gpus", "must be 0 when engine.device is cpu")
         if self.failover.silence_s < _HEARTBEATS * replicas.load_report_interval_s:
             least = f"{_HEARTBEATS:g} times replicas.load_report_interval_s ({replicas.load_report_interval_s:g})"
-            raise ConfigError("failover.silence_s", f"must be at least {least}")
-        block_size = self._block_size()
-        if isinstance(self.engine.n_slots, int) and self.engine.n_slots < block_size:
-            raise ConfigError("engine.n_slots", f"must be at least engine.block_size ({block_size})")
-        return self
+            yield ConfigError("failover.silence_s", f"must be at least {least}")
+
+    def _engine_problems(self) -> Iterator[ConfigError]:
+        n_slots, longest = self.engine.n_slots, self.engine.max_model_len
+        if isinstance(n_slots, int) and longest is not None and n_slots < longest:
+            yield ConfigError("engine.n_slots", f"must be at least engine.max_model_len ({longest}), or lower that")
+        try:
+            block_size = self._block_size()
+        except ConfigError as error:
+            yield error
+            return
+        if isinstance(n_slots, int) and n_slots < block_size:
+            yield ConfigError("engine.n_slots", f"must be at least engine.block_size ({block_size})")
 
     def engine_config(self) -> EngineConfig:
         """What each replica's engine is told. Raises ``ConfigError`` with the dotted name of the field."""
@@ -136,23 +159,41 @@ def unknown_key(path: str, key: str, known: list[str]) -> ConfigError:
     return ConfigError(path, f"unknown key; {hint}")
 
 
-def _refuse_unknown_keys(model: type[BaseModel], values: Mapping[Any, Any], prefix: str) -> None:
-    """Raises ``ConfigError`` for the first key, in sections too, that is not a field."""
+def config_errors(problems: Sequence[ConfigError]) -> ConfigError:
+    """One error for at least one problem; the first of each field is kept."""
+    kept = list({problem.field: problem for problem in reversed(problems)}.values())[::-1]
+    if len(kept) == 1:
+        return kept[0]
+    return ConfigProblemsError(tuple(each.field for each in kept), tuple(each.reason for each in kept))
+
+
+def _sort_out(
+    model: type[BaseModel], values: Mapping[Any, Any], prefix: str
+) -> tuple[dict[str, Any], list[ConfigError]]:
+    """What can be validated, and an error for each key, in sections too, that is not a field or holds no mapping."""
+    known: dict[str, Any] = {}
+    problems: list[ConfigError] = []
     for key, value in values.items():
         field = model.model_fields.get(str(key))
         if field is None:
-            raise unknown_key(f"{prefix}{key}", str(key), list(model.model_fields))
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            if isinstance(value, Mapping):
-                _refuse_unknown_keys(field.annotation, value, f"{prefix}{key}.")
-            elif value is not None and not isinstance(value, BaseModel):
-                raise ConfigError(f"{prefix}{key}", "must be a mapping")
+            problems.append(unknown_key(f"{prefix}{key}", str(key), list(model.model_fields)))
+            continue
+        known[key] = value
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            continue
+        if isinstance(value, Mapping):
+            known[key], inner = _sort_out(field.annotation, value, f"{prefix}{key}.")
+            problems += inner
+        elif value is not None and not isinstance(value, BaseModel):
+            problems.append(ConfigError(f"{prefix}{key}", "must be a mapping"))
+            del known[key]
+    return known, problems
 
 
-def _config_error(error: ValidationError) -> ConfigError:
-    """The first thing pydantic found, as a dotted name and one line."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    names = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    message = str(first["msg"]).removeprefix("Value error, ").replace("\n", " ")
-    reason = message.replace("Input should be", "must be", 1)
-    return ConfigError(".".join(str(part) for part in names) or "args", reason)
+def _found_by_pydantic(error: ValidationError) -> Iterator[ConfigError]:
+    """All that pydantic found, each as a dotted name and one line."""
+    for each in error.errors(include_url=False, include_context=False):
+        names = [part for part in each["loc"] if isinstance(part, int) or part.isidentifier()]
+        message = str(each["msg"]).removeprefix("Value error, ").replace("\n", " ")
+        reason = message.replace("Input should be", "must be", 1)
+        yield ConfigError(".".join(str(part) for part in names) or "args", reason)

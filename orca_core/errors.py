@@ -98,6 +98,29 @@ class ConfigError(OrcaError):
     def __str__(self) -> str:
         return f"{self.field}: {self.reason}"
 
+    @property
+    def problems(self) -> tuple[ConfigError, ...]:
+        """Each thing that is wrong, as an error of its own."""
+        return (self,)
+
+
+class ConfigProblemsError(ConfigError):
+    """Several configuration values are wrong. ``field`` and ``reason`` are of the first; ``problems`` are all."""
+
+    def __init__(self, fields: tuple[str, ...], reasons: tuple[str, ...]) -> None:
+        OrcaError.__init__(self, fields, reasons)
+        self.field = fields[0]
+        self.reason = reasons[0]
+
+    def __str__(self) -> str:
+        return "; ".join(str(problem) for problem in self.problems)
+
+    @property
+    def problems(self) -> tuple[ConfigError, ...]:
+        """See ``ConfigError.problems``."""
+        fields, reasons = self.args
+        return tuple(ConfigError(field, reason) for field, reason in zip(fields, reasons, strict=True))
+
 
 class ModelLoadError(OrcaError):
     """The model could not be loaded from its source."""

@@ -42,6 +42,21 @@ def resolve_source(model: str, revision: str | None = None) -> ModelSource:
 
     Raises ``ModelLoadError`` saying what is missing.
     """
+    found = _on_this_machine(model)
+    return _from_folder(model, _download(model, revision)) if found is None else found
+
+
+def local_source(model: str, revision: str | None = None) -> ModelSource | None:
+    """The same without the network; ``None`` for what looks like a hub id and is not in the local cache, or in part.
+
+    Raises ``ModelLoadError`` for what is no hub id either.
+    """
+    found = _on_this_machine(model)
+    return _from_cache(model, revision) if found is None else found
+
+
+def _on_this_machine(model: str) -> ModelSource | None:
+    """``None`` for what may be a hub id."""
     if model in EMBEDDED_MODELS:
         return _embedded(model)
     try:
@@ -54,7 +69,7 @@ def resolve_source(model: str, revision: str | None = None) -> ModelSource:
     if is_file:
         return _from_file(model, path)
     if _HUB_ID.fullmatch(model) and path.suffix not in (".gguf", ".safetensors", *_PICKLES):
-        return _from_folder(model, _download(model, revision))
+        return None
     known = ", ".join(EMBEDDED_MODELS)
     raise ModelLoadError(
         model, f"there is no such file or folder, and it is neither a hub id org/name nor one of: {known}"
@@ -95,6 +110,16 @@ def _from_file(model: str, file: Path) -> ModelSource:
     if file.suffix == ".safetensors":
         raise ModelLoadError(model, "name the folder that holds the safetensors and the config.json, not the file")
     raise ModelLoadError(model, "not a GGUF file and not a folder with safetensors")
+
+
+def _from_cache(model: str, revision: str | None) -> ModelSource | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        file = try_to_load_from_cache(model, "config.json", revision=revision)
+        return _from_folder(model, Path(file).parent) if isinstance(file, str) else None
+    except (ValueError, ModelLoadError):  # no hub id after all, or the weights are missing: a download will say it
+        return None
 
 
 def _download(model: str, revision: str | None) -> Path:

@@ -214,6 +214,23 @@ def test_generated_code_is_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_page_of_the_configuration_is_fresh() -> None:
+    command = [sys.executable, "-m", "tools.generate_config_docs", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_of_the_configuration_has_every_key() -> None:
+    from deployment.config import AppConfig
+
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    chapters = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert set(chapters) == set(AppConfig.model_fields)
+    for name, field in AppConfig.model_fields.items():
+        keys = re.findall(r"^\| `(\w+)` \|", chapters[name], re.MULTILINE)
+        assert keys == list(typing.cast("typing.Any", field.annotation).model_fields)
+
+
 def config_names() -> list[str]:
     return [path.name for path in sorted((ROOT / "configs").glob("*.yaml"))]
 

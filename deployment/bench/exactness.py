@@ -99,7 +99,7 @@ def compare(name: str, expected: Tokens, got: Tokens) -> Difference:
 
 def exactness_table(found: Sequence[Difference], dtype: str) -> Table:
     """One row a circumstance."""
-    table = Table(title=f"greedy tokens, {dtype}, against each request alone")
+    table = Table(title=f"greedy tokens, {dtype}, against each request alone", box=None, header_style="bold")
     table.add_column("circumstance")
     for name in ("differ", "of", "first at (median)"):
         table.add_column(name, justify="right")

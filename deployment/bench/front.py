@@ -184,31 +184,42 @@ def _difference(one: dict[str, float], other: dict[str, float]) -> dict[str, flo
 
 
 def tables(record: dict[str, Any]) -> list[Table]:
-    """Rates with ratios, then first tokens."""
-    from rich.table import Table
-
-    rates = Table(box=None, header_style="bold")
-    for name in ("replicas", "streams", "server", "tokens/s", "messages/s", "tokens a message", "clients' core",
-                 "tokens to bare", "messages to bare", "tokens to plain", "foreign CPU"):  # fmt: skip
-        rates.add_column(name, justify="left" if name == "server" else "right")
-    first = Table(box=None, header_style="bold")
-    for name in ("replicas", "server", "first token ms, p50", "p99", "added, p50", "p99", "foreign CPU"):
-        first.add_column(name, justify="left" if name == "server" else "right")
+    """Rates, their ratios, then first tokens."""
+    rates = _table("replicas", "streams", "server", "tokens/s", "messages/s", "tok/msg", "clients", "foreign")
+    ratios = _table("replicas", "streams", "tokens to bare", "messages to bare", "tokens to plain")
+    first = _table("replicas", "server", "first token, ms: p50", "p99", "added: p50", "p99", "foreign")
     for case in record["summary"]:
-        for server in SERVERS:
-            row, ours = case[server], server == "orca"
-            where = (str(case["replicas"]), str(case["streams"])) if server == SERVERS[0] else ("", "")
-            foreign = f"{row['foreign_cpu']:.0%}"
-            if case["streams"] == 0:
-                ms, added = row["first_token_ms"], case["added_ms"]
-                more = (f"{added['p50']:.2f}", f"{added['p99']:.2f}") if ours else ("", "")
-                first.add_row(where[0], server, f"{ms['p50']:.2f}", f"{ms['p99']:.2f}", *more, foreign)
-                continue
+        _add_case(case, rates, first)
+        if case["streams"]:
             to_bare, to_plain = case["to_bare"], case["to_plain"]
-            compared = (f"{to_bare['tokens_per_s']:.3f}", f"{to_bare['messages_per_s']:.3f}",
-                        f"{to_plain['tokens_per_s']:.2f}") if ours else ("", "", "")  # fmt: skip
+            ratios.add_row(
+                str(case["replicas"]), str(case["streams"]), f"{to_bare['tokens_per_s']:.3f}",
+                f"{to_bare['messages_per_s']:.3f}", f"{to_plain['tokens_per_s']:.2f}",
+            )  # fmt: skip
+    return [rates, ratios, first]
+
+
+def _add_case(case: dict[str, Any], rates: Table, first: Table) -> None:
+    """One row a server, in one of the two."""
+    for server in SERVERS:
+        row = case[server]
+        where = (str(case["replicas"]), str(case["streams"])) if server == SERVERS[0] else ("", "")
+        foreign = f"{row['foreign_cpu']:.0%}"
+        if case["streams"] == 0:
+            ms, added = row["first_token_ms"], case["added_ms"]
+            more = (f"{added['p50']:.2f}", f"{added['p99']:.2f}") if server == "orca" else ("", "")
+            first.add_row(where[0], server, f"{ms['p50']:.2f}", f"{ms['p99']:.2f}", *more, foreign)
+        else:
             rates.add_row(
                 *where, server, f"{row['tokens_per_s']:.0f}", f"{row['messages_per_s']:.0f}",
-                f"{row['tokens_per_message']:.2f}", f"{row['client_core']:.2f}", *compared, foreign,
+                f"{row['tokens_per_message']:.2f}", f"{row['client_core']:.2f}", foreign,
             )  # fmt: skip
-    return [rates, first]
+
+
+def _table(*names: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="left" if name == "server" else "right")
+    return table

@@ -108,9 +108,14 @@ def summarise(
 
 def gaps_table(found: Sequence[Gaps], n_streams: int) -> Table:
     """One row a budget."""
-    table = Table(title=f"{n_streams} streams beside a prompt of {found[0].long_prompt_tokens} tokens")
-    for name in ("max_batch_tokens", "alone ms", "beside ms", "largest gap ms", "/ beside", "/ alone",
-                 "its first token ms", "foreign CPU"):  # fmt: skip
+    table = Table(
+        title=f"{n_streams} streams beside a prompt of {found[0].long_prompt_tokens} tokens",
+        caption="ms; alone, beside: median iteration without and with it\n"
+        "gap: the largest of a stream; foreign: CPU of others",
+        box=None,
+        header_style="bold",
+    )
+    for name in ("budget", "alone", "beside", "gap", "/beside", "/alone", "first token", "foreign"):
         table.add_column(name, justify="right")
     for gaps in found:
         table.add_row(

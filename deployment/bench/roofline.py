@@ -176,15 +176,15 @@ def _best(compute: Callable[[], object], n_runs: int) -> float:
 
 def roofline_tables(ceilings: Ceilings, points: Sequence[Point]) -> list[Table]:
     """The ceilings, and one row a shape."""
-    limits = Table(title="ceilings")
+    limits = Table(title="ceilings", box=None, header_style="bold")
     for name in ("", "rate"):
         limits.add_column(name, justify="right" if name else "left")
     for name, rate in ceilings.read_gb_s.items():
         limits.add_row(f"read: {name}", f"{rate:.1f} GB/s")
     for name, rate in ceilings.product_gflop_s.items():
         limits.add_row(f"bfloat16 product: {name}", f"{rate:.0f} GFLOP/s")
-    table = Table(title="iterations, ms")
-    for name in ("requests x rows", "context", "all", "attention", "read", "product", "/ floor", "others"):
+    table = Table(title="iterations, ms", box=None, header_style="bold")
+    for name in ("requests x rows", "context", "all", "attention", "read", "product", "/floor", "foreign"):
         table.add_column(name, justify="right")
     for point in points:
         rows = point.n_rows // point.n_requests

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deployment.config import AppConfig
 
 _PORTS = 2
-_FILE_WIDTH = 140  # columns of a table that goes into a file
+_FILE_WIDTH = 100  # columns of a table that goes into a file
 JsonFile = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")]
 PlainProxy = Annotated[bool, typer.Option("--plain-proxy", help="Ray Serve's own proxy in place of HAProxy.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Times everything is measured; medians are shown.")]
@@ -113,8 +113,10 @@ def service(
 ) -> Iterator[tuple[str, str]]:
     """A service of our own on free ports while the block runs; the address of its gRPC face and its name in Serve."""
     from deployment.cli.launcher import Launcher
+    from deployment.cli.progress import Progress
     from deployment.haproxy import free_range
-    from deployment.serve_file import DEFAULT_HOST, load_serve_file, serve_file
+    from deployment.serve_document import DEFAULT_HOST
+    from deployment.serve_file import load_serve_file, serve_file
 
     document = load_serve_file("local-cpu").document
     document["applications"][0]["args"] = arguments
@@ -122,7 +124,8 @@ def service(
     file = serve_file(document).with_overrides(http_port=http_port, grpc_port=grpc_port)
     launcher = Launcher(file, None, False, build)
     try:
-        launcher.start(rearm_signals=lambda: None)
+        with Progress() as progress:
+            launcher.start(progress)
         yield f"{DEFAULT_HOST}:{grpc_port}", file.app_name
     finally:
         launcher.stop()

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from deployment.cli.preflight import Findings
+    from deployment.serve_file import ServeFile
 
-def check(config: Annotated[str, typer.Argument(help="A Serve config file, or the name of a packaged one.")]) -> None:
-    """Validate a config and say what it would start."""
+
+def check(
+    config: Annotated[str, typer.Argument(help="A Serve config file, or the name of a packaged one.")],
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="It will run on other machines: look for no files and no memory here.")
+    ] = False,
+) -> None:
+    """Validate a config and say what it would start. Everything that is wrong is said at once."""
+    from deployment.cli.preflight import Findings, inspect_here
     from deployment.serve_file import load_serve_file
+    from orca_core.host_memory import read_host_memory
 
     file = load_serve_file(config)
+    findings = Findings() if elsewhere else inspect_here(file.app, read_host_memory())
+    for warning in findings.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    findings.raise_problems()
+    typer.echo(f"{config}: valid")
+    for line in _plan(file, findings):
+        typer.echo(line)
+
+
+def _plan(file: ServeFile, findings: Findings) -> list[str]:
+    """What would be started, one line a topic."""
     app, engine = file.app, file.app.engine_config()
     replicas = app.replicas
     span = "" if replicas.min == replicas.max else f" ({replicas.min} to {replicas.max})"
     slots = "measured at start" if engine.n_slots is None else str(engine.n_slots)
-    typer.echo(f"{config}: valid")
-    typer.echo(f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}")
-    typer.echo(f"replicas  {replicas.start}{span} on {engine.device}")
-    typer.echo(f"each has  {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU")
     tokens = "by device" if engine.max_batch_tokens is None else str(engine.max_batch_tokens)
-    typer.echo(f"engine    batch of {engine.max_batch_size} requests, tokens {tokens}; slots {slots}")
-    typer.echo(f"ports     http {file.host}:{file.http_port}, grpc {file.host}:{file.grpc_port}")
+    longest = "as the model can" if findings.longest is None else f"up to {findings.longest} tokens, prompt and output"
+    return [
+        f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}",
+        f"replicas  {replicas.start}{span} on {engine.device}",
+        f"each has  {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU",
+        f"engine    batch of {engine.max_batch_size} requests, tokens {tokens}; slots {slots}",
+        f"requests  {longest}",
+        f"ports     http {file.host}:{file.http_port}, grpc {file.host}:{file.grpc_port}",
+    ]

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -23,11 +22,14 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
+from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
+from deployment.cli.stopping import end_children
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
-from deployment.serve_file import SERVICERS, ServeFile
+from deployment.serve_document import SERVICERS
+from deployment.serve_file import ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
 from orca_core.host_memory import read_host_memory
 from orca_core.source import resolve_source
@@ -65,6 +67,11 @@ class Launcher:
             raise ConfigError(f"applications.0.{min(extra)}", reason)
 
     @property
+    def file(self) -> ServeFile:
+        """What is served."""
+        return self._file
+
+    @property
     def model_id(self) -> str:
         """What clients call the model."""
         return self._file.app.model.id
@@ -86,26 +93,22 @@ class Launcher:
                 return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         return None
 
-    def start(self, rearm_signals: Callable[[], None]) -> None:
+    def start(self, progress: Progress) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
 
-        ``rearm_signals`` is called when Ray, which sets handlers of its own, has started. Raises ``OrcaError`` with one
-        line that says what failed.
+        Ray sets signal handlers of its own. Raises ``OrcaError`` with one line that says what failed.
         """
-        with Progress() as progress:
-            if self._address is None:
-                self._check_ports()
-                progress.say(f"looking for model {self.model_id}")
-                source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
-                check_memory(self._file.app, source, read_host_memory().available)
-            progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
-            self._start_ray()
-            rearm_signals()
-            self._check_room()
-            progress.say("starting Ray Serve")
-            self._start_serve()
-            rearm_signals()
-            self._deploy(progress)
+        if self._address is None:
+            check_ports(self._file)
+            progress.say(f"looking for model {self.model_id}")
+            source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
+            check_memory(self._file.app, source, read_host_memory().available)
+        progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
+        self._start_ray()
+        self._check_room()
+        progress.say("starting Ray Serve")
+        self._start_serve()
+        self._deploy(progress)
 
     def drain(self) -> None:
         """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
@@ -136,15 +139,30 @@ class Launcher:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._temp_dir = None
 
+    def abort(self) -> None:
+        """End at once what was being started, from any thread: nothing is open that could be saved.
+
+        The process has to end then: Ray in it is not told, and its complaints go nowhere.
+        """
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        if self._address is None:
+            end_children(self._temp_dir)
+        elif self._deployed:
+            serve.delete(self._file.app_name, _blocking=False)
+
     def _start_ray(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "serve"}
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._address is not None:
+            check_ray(self._address)
             try:
-                ray.init(address=self._address, **quiet)
+                with _silence():  # its native code repeats every second what it raises in the end
+                    ray.init(address=self._address, **quiet)
             except Exception as error:
-                raise UnavailableError(f"cannot join Ray at {self._address}: {_first_line(error)}") from None
+                raise UnavailableError(f"cannot join Ray at {self._address}: {why_not(error)}") from None
             return
         # unix sockets live in it, and their paths have at most 107 bytes
         self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
@@ -159,7 +177,7 @@ class Launcher:
                 **quiet,
             )
         except Exception as error:
-            raise UnavailableError(f"cannot start Ray: {_first_line(error)}") from None
+            raise UnavailableError(f"cannot start Ray: {why_not(error)}") from None
 
     def _local_cpus(self) -> int:
         """Ray's count of CPUs: at least what the config asks for; a small machine may run more replicas than cores."""
@@ -210,7 +228,8 @@ class Launcher:
                     return self._wait_for_ports(deadline)
                 cause = _failure(overview)
                 if cause is not None:
-                    raise ModelLoadError(self._file.app.model.source, cause)
+                    source = self._file.app.model.source
+                    raise ModelLoadError(source, cause.removeprefix(f"cannot load model {source!r}: "))
                 ready = _running(overview.deployments)
                 progress.say(f"loading model {self.model_id}, {ready}/{wanted} replicas ready")
             if time.monotonic() > deadline:
@@ -230,21 +249,10 @@ class Launcher:
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
 
-    def _check_ports(self) -> None:
-        for name, port in (("http_options.port", self._file.http_port), ("grpc_options.port", self._file.grpc_port)):
-            family = socket.AF_INET6 if ":" in self._file.host else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((self._file.host, port))
-                except OSError as error:
-                    reason = error.strerror or "cannot be bound"
-                    raise UnavailableError(f"{name}: {self._file.host}:{port}: {reason}") from None
-
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Ray prints what it thinks of actors that end while it waits for them, to stdout and past ``sys.stdout``."""
+    """Ray prints, past ``sys.stdout`` and ``sys.stderr``, what it thinks of actors that end while it waits for them."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
@@ -278,10 +286,6 @@ def _failure(overview: Any) -> str | None:
         lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
         return lines[-1] if lines else "the application failed to start"
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _reachable(host: str) -> str:

@@ -66,10 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             typer.echo(error.format_message(), err=True)
             return EXIT_UNUSABLE
         return _fail(error.format_message(), EXIT_UNUSABLE)
-    except (ConfigError, InvalidRequestError) as error:
-        return _fail(str(error), EXIT_UNUSABLE)
     except OrcaError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _explain(error)
     except ModuleNotFoundError as error:  # of the client alone, `up` and `check` cannot run
         if error.name is None or error.name.partition(".")[0] in ("deployment", "orca_core"):
             raise
@@ -81,6 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of our output has left; nothing more may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _explain(error: OrcaError) -> int:
+    """One line a problem."""
+    if isinstance(error, ConfigError):
+        for problem in error.problems:
+            _fail(str(problem), EXIT_UNUSABLE)
+        return EXIT_UNUSABLE
+    return _fail(str(error), EXIT_UNUSABLE if isinstance(error, InvalidRequestError) else EXIT_FAILED)
 
 
 def _fail(message: str, status: int) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deployment.cli.up import GrpcPort, HttpPort, PlainProxy, RayAddress, run, set_environment
+
+if TYPE_CHECKING:
+    from deployment.cli.launcher import Launcher
 
 
 def main(
@@ -19,14 +22,18 @@ def main(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain."""
     set_environment(plain_proxy)
-    from deployment.app import application
-    from deployment.bench.paced import paced_replica
-    from deployment.cli.launcher import Launcher
-    from deployment.serve_file import load_serve_file
 
-    file = load_serve_file(config).with_overrides(http_port=http_port, grpc_port=grpc_port)
-    replica_class = paced_replica(iteration_ms / 1000)
-    run(Launcher(file, address, False, lambda app: application(app, replica_class)), file)
+    def prepare() -> Launcher:
+        from deployment.app import application
+        from deployment.bench.paced import paced_replica
+        from deployment.cli.launcher import Launcher
+        from deployment.serve_file import load_serve_file
+
+        file = load_serve_file(config).with_overrides(http_port=http_port, grpc_port=grpc_port)
+        replica_class = paced_replica(iteration_ms / 1000)
+        return Launcher(file, address, False, lambda app: application(app, replica_class))
+
+    run(prepare)
 
 
 if __name__ == "__main__":

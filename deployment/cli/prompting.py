@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orca_core.errors import InvalidRequestError, OrcaError
+from orca_core.params import DEFAULT_MAX_NEW_TOKENS
+from orca_core.types import FinishReason
 
 if TYPE_CHECKING:
     from deployment.client import ClientChunk, OrcaClient
 
 Address = Annotated[str, typer.Option("--address", help="HOST:PORT of the gRPC face.")]
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="ORCA_API_KEY", help="Sent as a bearer token.")]
-MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens to generate.")]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option("--max-new-tokens", help=f"Most tokens to generate; {DEFAULT_MAX_NEW_TOKENS} when left out."),
+]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 = the most likely token always.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this probability.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0 = all.")]
@@ -56,12 +61,17 @@ def generate(
     }
     with OrcaClient(address, api_key) as client:
         ends_line = True
+        last: ClientChunk | None = None
         for chunk in client.generate(**source, timeout_s=timeout, **sampling):
             sys.stdout.write(json.dumps(chunk_body(chunk)) + "\n" if as_json else _printable(chunk.text))
             sys.stdout.flush()
+            last = chunk
             ends_line = as_json or (chunk.text.endswith("\n") if chunk.text else ends_line)
         if not ends_line:
             sys.stdout.write("\n")
+            sys.stdout.flush()
+        if not as_json:
+            _say_if_cut_off(last)
 
 
 def chat(
@@ -99,13 +109,16 @@ def _turn(
 ) -> list[dict[str, str]]:
     """One question and its answer, as the session goes on from it. A failed question is forgotten."""
     reply: list[str] = []
+    last: ClientChunk | None = None
     stream = client.generate(messages=messages, timeout_s=timeout, **sampling)
     try:
         for chunk in stream:
             reply.append(chunk.text)
             sys.stdout.write(_printable(chunk.text))
             sys.stdout.flush()
+            last = chunk
         typer.echo()
+        _say_if_cut_off(last)
     except KeyboardInterrupt:
         stream.close()
         typer.echo(" [cancelled]")
@@ -114,6 +127,15 @@ def _turn(
         return messages[:-1]
     text = "".join(reply)
     return [*messages, {"role": "assistant", "content": text}] if text else messages[:-1]
+
+
+def _say_if_cut_off(last: ClientChunk | None) -> None:
+    """One dim line on stderr, where the output ends because of its length."""
+    if last is None or last.finish_reason is not FinishReason.LENGTH:
+        return
+    count = "" if last.usage is None else f" after {last.usage.completion_tokens} tokens"
+    line = f"[cut off{count}; --max-new-tokens N allows more]"
+    typer.secho(line, err=True, dim=True)
 
 
 def chunk_body(chunk: ClientChunk) -> dict[str, Any]:

@@ -6,23 +6,23 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from deployment.cli.notes import Notes
+from deployment.cli.stopping import SignalsKept, StartGuard, StopSignal, raise_on_signals
 from deployment.haproxy import BINARY_VARIABLE, installed_command
+from orca_core.source import EMBEDDED_MODELS
 
 if TYPE_CHECKING:
     from deployment.cli.launcher import Launcher
     from deployment.serve_file import ServeFile
 
 _LOOPBACK = ("127.", "::1", "localhost")
-
-
-class _StopSignal(BaseException):
-    """A signal asked to stop. Not an ``Exception``, so that nothing on the way takes it for a failure."""
 
 
 Config = Annotated[str, typer.Argument(help="A Serve config file, or the name of a packaged one.")]
@@ -51,76 +51,107 @@ def up(
 ) -> None:
     """Deploy the service, stay in the foreground, drain on SIGINT or SIGTERM."""
     set_environment(plain_proxy)
-    from deployment.serve_file import load_serve_file
 
-    file = load_serve_file(config).with_overrides(
-        model=_absolute(model),
-        replicas=replicas,
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        api_keys_file=api_keys,
-    )
-    if address is None:
-        file = _with_readable_keys(file)
-    from deployment.cli.launcher import Launcher
+    def prepare() -> Launcher:
+        from deployment.serve_file import load_serve_file
 
-    run(Launcher(file, address, dashboard), file)
+        file = load_serve_file(config).with_overrides(
+            model=_absolute(model),
+            replicas=replicas,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            api_keys_file=api_keys,
+        )
+        if address is None:
+            file = _ready_here(file)
+        from deployment.cli.launcher import Launcher
+
+        return Launcher(file, address, dashboard)
+
+    run(prepare)
 
 
-def run(launcher: Launcher, file: ServeFile) -> None:
-    """Start, wait for a signal, drain. A second signal does not wait for open streams."""
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    _handle_signals()
+def run(prepare: Callable[[], Launcher]) -> None:
+    """Start, wait for a signal, drain. A second signal does not wait for open streams.
+
+    ``prepare`` is called where a signal ends the process at once, as it does until the service is ready.
+    """
+    from deployment.cli.progress import Progress
+
+    with SignalsKept():
+        launcher: Launcher | None = None
+        with StartGuard() as guard:
+            try:
+                with Progress() as progress:
+                    guard.hush = progress.stop
+                    launcher = prepare()
+                    guard.clean_up = launcher.abort
+                    launcher.start(progress)
+            except BaseException:
+                if launcher is not None:
+                    launcher.stop()
+                raise
+        stdout = sys.stdout
+        with redirect_stdout(Notes(sys.stderr, _log_of(launcher))):
+            _serve(launcher, guard, stdout)
+
+
+def _serve(launcher: Launcher, guard: StartGuard, stdout: TextIO) -> None:
+    file = launcher.file
     try:
         try:
-            launcher.start(rearm_signals=_handle_signals)
-            typer.echo(_ready_line(file, launcher.model_id))
+            raise_on_signals()
+            if guard.late:
+                raise StopSignal
+            typer.echo(_ready_line(file, launcher.model_id), file=stdout)
             _say_next(file)
             typer.echo(f"logs: {launcher.logs}", err=True)
             if launcher.metrics is not None:
                 typer.echo(f"metrics: {launcher.metrics}", err=True)
             while True:
                 signal.pause()
-        except _StopSignal:
+        except StopSignal:
             typer.echo(f"stopping: open streams may go on for {file.app.drain.timeout_s:g} s", err=True)
             launcher.drain()
-    except _StopSignal:
+    except StopSignal:
         typer.echo("stopping now", err=True)
     finally:
-        for number in previous:
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         launcher.stop()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
-def _handle_signals() -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise _StopSignal
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+def _log_of(launcher: Launcher) -> Path | None:
+    """Where what Ray tells this process is kept, beside the logs of replicas and ingresses; they may be elsewhere."""
+    folder = Path(launcher.logs)
+    return folder / "up.log" if folder.is_dir() else None
 
 
-def _with_readable_keys(file: ServeFile) -> ServeFile:
-    """With the path of the API keys as an ingress on this machine will see it; elsewhere the file may be another.
+def _ready_here(file: ServeFile) -> ServeFile:
+    """With the paths as replicas and ingresses on this machine will see them: their working directory is not ours.
 
-    Raises ``ConfigError`` before anything is started.
+    Raises ``ConfigError`` before anything is started. In a cluster that is joined, files may be others.
     """
-    from deployment.auth import key_check
+    from deployment.cli.preflight import inspect_here
+    from orca_core.host_memory import read_host_memory
 
-    given = file.app.auth.api_keys_file
-    if given is None:
-        return file
-    path = str(Path(given).expanduser().resolve())
-    key_check(path)
-    return file.with_overrides(api_keys_file=path)
+    model, keys = file.app.model, file.app.auth.api_keys_file
+    file = file.with_overrides(
+        model=_absolute(model.source),
+        model_id=model.id,
+        api_keys_file=None if keys is None else str(Path(keys).expanduser().resolve()),
+    )
+    findings = inspect_here(file.app, read_host_memory())
+    findings.raise_problems()
+    for warning in findings.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return file
 
 
 def _absolute(model: str | None) -> str | None:
-    """A path as the replicas will see it: their working directory is not ours."""
-    if model is not None and Path(model).expanduser().exists():
+    """A path as the replicas will see it: their working directory is not ours. Embedded names go before folders."""
+    if model is not None and model not in EMBEDDED_MODELS and Path(model).expanduser().exists():
         return str(Path(model).expanduser().resolve())
     return model
 

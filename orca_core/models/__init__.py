@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orca_core.models.config import LayerConfig, ModelConfig, RopeConfig
 from orca_core.models.decoder import Decoder
-from orca_core.models.loading import load_model
+from orca_core.models.loading import load_model, read_shape
 from orca_core.models.protocol import AnyDecoder
 
-__all__ = ["AnyDecoder", "Decoder", "LayerConfig", "ModelConfig", "RopeConfig", "load_model"]
+__all__ = ["AnyDecoder", "Decoder", "LayerConfig", "ModelConfig", "RopeConfig", "load_model", "read_shape"]

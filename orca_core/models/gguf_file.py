@@ -22,6 +22,8 @@ from orca_core.models.weights import expected_shapes
 from orca_core.source import ModelSource
 
 _LONG_LISTS: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+GGUF_DTYPE: Final = "bfloat16"
+"""What a quantised file is worth, at half of float32's traffic."""
 
 
 class GgufCheckpoint:
@@ -62,8 +64,8 @@ class GgufCheckpoint:
         return {name: _shape(tensor) for name, tensor in self._tensors.items()}
 
     def stored_dtype(self) -> str:
-        """bfloat16: what a quantised file is worth, at half of float32's traffic."""
-        return "bfloat16"
+        """See ``GGUF_DTYPE``."""
+        return GGUF_DTYPE
 
     def load(self, name: str) -> torch.Tensor:
         """See ``Checkpoint``."""

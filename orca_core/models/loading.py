@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
 from orca_core.errors import ConfigError
+from orca_core.kv import KVShape
 from orca_core.models.checkpoint import Checkpoint
 from orca_core.models.config import ModelConfig
 from orca_core.models.decoder import Decoder
-from orca_core.models.gguf_file import GgufCheckpoint
+from orca_core.models.fields import Fields
+from orca_core.models.gguf_file import GGUF_DTYPE, GgufCheckpoint
+from orca_core.models.gguf_header import read_gguf_header
 from orca_core.models.hf_config import read_hf_config
 from orca_core.models.layout import Layout
+from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
 from orca_core.models.safetensors_files import SafetensorsCheckpoint
 from orca_core.models.weights import load_weights
 from orca_core.source import ModelSource
@@ -36,13 +41,37 @@ def load_model(source: ModelSource, *, dtype: str, device: torch.device, max_mod
 
     Raises ``ModelLoadError``, ``UnsupportedArchitectureError``, and ``ConfigError`` for an unknown dtype.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError("dtype", f"must be one of auto, {', '.join(DTYPES)}")
     config, layout, checkpoint = _open(source)
-    chosen = DTYPES[dtype] if dtype != "auto" else _auto_dtype(config.dtype or checkpoint.stored_dtype(), device)
+    chosen = _choose_dtype(dtype, config.dtype or checkpoint.stored_dtype(), device)
     weights = load_weights(source.name, config, layout, checkpoint, chosen, device)
     limit = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     return Decoder(replace(config, max_position_embeddings=limit), weights)
+
+
+def read_shape(source: ModelSource, *, dtype: str, device: torch.device) -> tuple[int, KVShape]:
+    """The model's own limit in tokens, and what a slot holds in the decoder ``load_model`` would make.
+
+    From headers alone, in milliseconds; so not everything is refused that ``load_model`` refuses. Raises as it does.
+    """
+    if source.gguf_file is not None:
+        return _gguf_shape(source.name, source.gguf_file, dtype, device)
+    config, _, checkpoint = _open(source)
+    chosen = _choose_dtype(dtype, config.dtype or checkpoint.stored_dtype(), device)
+    return config.max_position_embeddings, KVShape(config.n_layers, config.n_kv_heads, config.head_dim, chosen)
+
+
+def _gguf_shape(name: str, file: Path, dtype: str, device: torch.device) -> tuple[int, KVShape]:
+    values = read_gguf_header(name, file)
+    architecture = find_architecture(name, Fields(name, values).text("general.architecture"), GGUF_ARCHITECTURES)
+    fields = Fields(name, values, f"{architecture.gguf_name}.")
+    n_heads = fields.integer("attention.head_count")
+    shape = KVShape(
+        fields.layer_count("block_count"),
+        fields.integer("attention.head_count_kv", default=n_heads),
+        fields.integer("attention.key_length", default=fields.integer("embedding_length") // max(n_heads, 1)),
+        _choose_dtype(dtype, GGUF_DTYPE, device),
+    )
+    return fields.integer("context_length"), shape
 
 
 def _open(source: ModelSource) -> tuple[ModelConfig, Layout, Checkpoint]:
@@ -55,6 +84,14 @@ def _open(source: ModelSource) -> tuple[ModelConfig, Layout, Checkpoint]:
         # saved from the model without its head, which is the embedding again (openai-community/gpt2)
         layout = replace(layout, prefix="")
     return config, layout, checkpoint
+
+
+def _choose_dtype(dtype: str, stored: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return _auto_dtype(stored, device)
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", f"must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
 
 
 def _auto_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -8,10 +8,11 @@ import pytest
 
 from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import ModelLoadError
-from orca_core.source import EMBEDDED_MODELS, ModelSource, resolve_source
+from orca_core.source import EMBEDDED_MODELS, ModelSource, local_source, resolve_source
 
 
 def touch(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_bytes(b"")
     return folder
@@ -123,3 +124,24 @@ def test_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert "download from the hub failed: ConnectionResetError" in refusal("org/name")
+
+
+def test_what_is_here_is_found_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    touch(tmp_path / "m", "config.json", "model.safetensors")
+    assert local_source(str(tmp_path / "m")) == ModelSource(str(tmp_path / "m"), "safetensors", tmp_path / "m")
+    assert local_source("org/name") is None
+    with pytest.raises(ModelLoadError):
+        local_source("nothing-here")
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_hub_id_in_the_local_cache(is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    folder = touch(repository / "snapshots" / "abc", "config.json", *(["model.safetensors"] if is_whole else []))
+    found = local_source("org/name")
+    assert found == (ModelSource("org/name", "safetensors", folder) if is_whole else None)

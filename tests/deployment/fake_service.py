@@ -33,12 +33,14 @@ class FakeService:
         fail_after: int = 0,
         gate: asyncio.Semaphore | None = None,
         truncate: bool = False,
+        finish: FinishReason = FinishReason.STOP,
     ) -> None:
         self.words = words
         self.error = error
         self.fail_after = fail_after
         self.gate = gate
         self.truncate = truncate
+        self.finish = finish
         self.calls: list[GenerationCall] = []
         self.checked: list[GenerationCall] = []
         self.open = 0
@@ -80,7 +82,7 @@ class FakeService:
             word,
             (index,),
             logprobs,
-            FinishReason.STOP if last else None,
+            self.finish if last else None,
             None,
             Usage(3, index + 1, 1) if last else None,
             Timings(0.1, 0.2, 0.3) if last else None,

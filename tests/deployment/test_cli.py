@@ -23,7 +23,10 @@ from deployment.auth import ApiKeys
 from deployment.cli.main import main
 from deployment.cli.progress import Progress
 from deployment.serve_file import load_serve_file
+from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import OverloadedError
+from orca_core.types import FinishReason
+from tests.core.tiny_models import tiny_llama
 from tests.deployment.fake_service import MODEL, WORDS
 from tests.deployment.grpc_server import FakeIngress, serving
 
@@ -79,7 +82,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("check", "/nowhere.yaml"), "/nowhere.yaml"),
         (("up", "/nowhere.yaml"), "/nowhere.yaml"),
         (("up", "--replicas", "0"), "--replicas"),
-        (("up", "--api-keys", "keys.txt"), "auth.api_keys_file"),
+        pytest.param(("up", "--api-keys", "keys.txt"), "auth.api_keys_file", marks=pytest.mark.model),
     ],
 )
 def test_unusable_arguments_are_one_line_and_two(
@@ -100,6 +103,16 @@ def test_generate_streams_text(capsys: pytest.CaptureFixture[str], address: str,
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (5, 0.5, 0.9, 3)
     assert (sampling.seed, sampling.stop, sampling.ignore_eos) == (4, ("A", "B"), True)
     assert service.calls[0].timeout_s == 30
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_output_that_was_cut_off_says_so_on_stderr(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    with serving(FakeIngress(finish=FinishReason.LENGTH)) as address:
+        status, out, err = run(capsys, "generate", "Hi", "--address", address, *(["--json"] if as_json else []))
+    assert status == 0
+    assert "cut off" not in out
+    assert err == ("" if as_json else "[cut off after 5 tokens; --max-new-tokens N allows more]\n")
+    assert "256 when left out" in " ".join(run(capsys, "generate", "--help")[1].split())
 
 
 def test_generate_json(capsys: pytest.CaptureFixture[str], address: str) -> None:
@@ -147,8 +160,10 @@ def test_chat_keeps_the_session(
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", read)
+    service.finish = FinishReason.LENGTH
     status, out, err = run(capsys, "chat", "--system", "be brief", "--address", address)
     assert status == 0
+    assert err.count("[cut off after 5 tokens") == 2
     assert out.count(TEXT) == 2
     assert MODEL.model_id in err
     turns = [[(m.role, m.content) for m in call.messages or ()] for call in service.calls]
@@ -210,8 +225,15 @@ def test_status_watch_counts_rates(
 
 @pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"])
 def test_check(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    status, out, _ = run(capsys, "check", name)
+    status, out, _ = run(capsys, "check", name, "--elsewhere")
     assert (status, out.splitlines()[0]) == (0, f"{name}: valid")
+
+
+@pytest.mark.model
+def test_check_looks_at_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "check", "local-cpu")
+    assert (status, err) == (0, "")
+    assert "requests  up to 8192 tokens, prompt and output" in out.splitlines()
 
 
 def test_check_names_the_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -222,6 +244,7 @@ def test_check_names_the_field(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert err == "orca-serve: engine.max_bach_size: unknown key; did you mean engine.max_batch_size?\n"
 
 
+@pytest.mark.model
 def test_up_says_which_port_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -229,7 +252,9 @@ def test_up_says_which_port_is_taken(capsys: pytest.CaptureFixture[str]) -> None
         port = bound.getsockname()[1]
         status, out, err = run(capsys, "up", "--http-port", str(port))
     assert (status, out) == (1, "")
-    assert err == f"orca-serve: http_options.port: 127.0.0.1:{port}: Address already in use\n"
+    assert (
+        err == f"orca-serve: http_options.port: 127.0.0.1:{port}: Address already in use; --http-port chooses another\n"
+    )
 
 
 def test_up_refuses_a_model_that_is_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,8 +263,8 @@ def test_up_refuses_a_model_that_is_nowhere(capsys: pytest.CaptureFixture[str]) 
             each.bind(("127.0.0.1", 0))
         ports = [str(each.getsockname()[1]) for each in (first, second)]
     status, out, err = run(capsys, "up", "--model", "nothing-here", "--http-port", ports[0], "--grpc-port", ports[1])
-    assert (status, out) == (1, "")
-    assert "cannot load model 'nothing-here'" in err.splitlines()[-1]
+    assert (status, out) == (2, "")
+    assert err.startswith("orca-serve: model.source: 'nothing-here': there is no such file or folder")
 
 
 @pytest.mark.parametrize("where", ["option", "environment"])
@@ -274,11 +299,15 @@ def test_up_warns_of_an_open_door(
     assert ("--api-key KEY" in said) == with_keys
 
 
-def test_up_hands_on_a_path_the_ingress_will_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_hands_on_paths_that_replicas_and_ingress_will_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("sk-right\n")
+    tiny_llama().save_pretrained(tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
-    file = up_module._with_readable_keys(load_serve_file("local-cpu").with_overrides(api_keys_file="keys"))
+    file = up_module._ready_here(load_serve_file("local-cpu").with_overrides(model="tiny", api_keys_file="keys"))
     assert file.app.auth.api_keys_file == str(tmp_path / "keys")
+    assert (file.app.model.source, file.app.model.id) == (str(tmp_path / "tiny"), "tiny")
+    (tmp_path / EMBEDDED_MODEL).mkdir()
+    assert up_module._absolute(EMBEDDED_MODEL) == EMBEDDED_MODEL, "a folder of that name is not what is loaded"
 
 
 def test_interrupt_cancels_the_call() -> None:
@@ -323,7 +352,7 @@ def test_progress_prints_each_step_once() -> None:
     with Progress(console, lambda: next(ticks)) as progress:
         for step in ("loading 0/2", "loading 0/2", "loading 1/2"):
             progress.say(step)
-    assert console.file.getvalue().splitlines() == ["loading 0/2 (1 s)", "loading 1/2 (3 s)"]  # type: ignore[attr-defined]
+    assert console.file.getvalue().splitlines() == ["loading 0/2 (1 s)", "loading 1/2 (2 s)"]  # type: ignore[attr-defined]
 
 
 def test_a_client_only_installation_says_what_is_missing(

@@ -9,14 +9,16 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from deployment import serve_file as serve_file_module
+from deployment import serve_document
 from deployment.config import AppConfig
+from deployment.serve_document import SERVICERS
 from deployment.serve_file import (
     load_app_config,
     load_serve_file,
     packaged_config,
     packaged_config_names,
     parse_serve_text,
+    serve_file,
 )
 from orca_core.config import EMBEDDED_MODEL, EngineConfig
 from orca_core.errors import ConfigError
@@ -69,6 +71,7 @@ def test_is_frozen() -> None:
         ({"engine": {"n_slots": 0}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": True}}, "engine.n_slots", "must be auto or an integer"),
         ({"engine": {"n_slots": 8}}, "engine.n_slots", "engine.block_size (16)"),
+        ({"engine": {"n_slots": 512, "max_model_len": 513}}, "engine.n_slots", "at least engine.max_model_len (513)"),
         ({"engine": {"n_slots": 200}, "replicas": {"num_gpus": 1}}, "engine.n_slots", "engine.block_size (256)"),
         ({"engine": {"block_size": 0}}, "engine.block_size", "must be auto or an integer"),
         ({"engine": {"block_size": 16}, "replicas": {"num_gpus": 1}}, "engine.block_size", "multiple of 256"),
@@ -182,6 +185,8 @@ def test_overrides_leave_the_original_alone() -> None:
     assert yaml.safe_dump(file.document) == before
     assert (other.app.model.id, other.app.replicas.min, other.app.replicas.max) == ("tiny", 3, 3)
     assert (other.host, other.http_port, other.grpc_port) == ("0.0.0.0", 1, 2)
+    assert file.with_overrides(model="./x/tiny", model_id="mine").app.model.id == "mine"
+    assert serve_file(MINIMAL).with_overrides(grpc_port=2).grpc_port == 2, "the servicers go without saying"
     assert file.with_overrides(api_keys_file="/keys").app.auth.api_keys_file == "/keys"
 
 
@@ -223,8 +228,8 @@ def test_the_known_options_are_those_of_serve() -> None:
     from ray.serve import schema
 
     for name, kind in (("http_options", schema.HTTPOptionsSchema), ("grpc_options", schema.gRPCOptionsSchema)):
-        assert set(serve_file_module._OPTION_KEYS[name]) == set(kind.model_fields)
-    assert set(serve_file_module._APPLICATION_KEYS) == set(schema.ServeApplicationSchema.model_fields)
+        assert set(serve_document._OPTION_KEYS[name]) == set(kind.model_fields)
+    assert set(serve_document._APPLICATION_KEYS) == set(schema.ServeApplicationSchema.model_fields)
 
 
 @pytest.mark.parametrize(("old", "new", "field"), [
@@ -256,3 +261,49 @@ def test_how_many_tokens_an_iteration_has_by_itself() -> None:
     assert [EngineConfig().batch_tokens_on(device) for device in ("cpu", "cuda")] == [128, 4096]
     assert AppConfig.parse({"engine": {"max_batch_size": 600}}).engine_config().batch_tokens_on("cpu") == 600
     assert AppConfig.parse({"engine": {"max_batch_tokens": 64}}).engine_config().batch_tokens_on("cuda") == 64
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    """Unknown keys, values out of range, and what does not fit together, wherever it is."""
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.parse(
+            {"enigne": {}, "limits": 3, "engine": {"zzz": 1, "max_batch_size": 0}, "replicas": {"min": "x", "max": 0}}
+        )
+    fields = [problem.field for problem in caught.value.problems]
+    assert fields == ["enigne", "limits", "engine.zzz", "engine.max_batch_size", "replicas.min", "replicas.max"]
+    assert caught.value.field == "enigne"
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.parse({"replicas": {"min": 3, "max": 2}, "engine": {"n_slots": 8, "max_model_len": 9}})
+    assert [problem.field for problem in caught.value.problems] == ["replicas.min", "engine.n_slots"]
+
+
+def test_the_file_and_its_arguments_are_checked_together() -> None:
+    text = yaml.safe_dump({
+        "zzz": 1, "http_options": {"port": 9000, "hots": "x"}, "grpc_options": {"port": "x"},
+        "applications": [{"import_path": "other:build", "args": {"engine": {"device": "tpu"}}}],
+    })  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_text(text)
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {
+        "zzz", "http_options.hots", "grpc_options.port", "grpc_options.grpc_servicer_functions",
+        "applications.0.import_path", "engine.device",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"http_options": {"port": 9000}}, {"grpc_options": {"port": 8000}}])
+def test_the_two_faces_need_two_ports(options: dict[str, Any]) -> None:
+    document = {**MINIMAL, "grpc_options": {"grpc_servicer_functions": list(SERVICERS)}}
+    document |= {name: {**(document.get(name) or {}), **values} for name, values in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_text(yaml.safe_dump(document))
+    assert caught.value.field == "grpc_options.port"
+    assert "must differ from http_options.port" in caught.value.reason
+    with pytest.raises(ConfigError, match="must differ"):
+        load_serve_file("local-cpu").with_overrides(http_port=9000)
+
+
+def test_a_wrong_name_of_a_packaged_config_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"local-cpu\.yaml"):
+        load_serve_file("local-gpu")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from contextlib import suppress
@@ -14,9 +16,9 @@ import grpc
 import httpx
 import pytest
 
+from deployment.haproxy import free_range
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.replica import LEASE_S
-from tests.e2e.conftest import CONFIG, MARK, STOP_TIMEOUT_S, marked_processes, start, stop
+from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, marked_processes, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -53,14 +55,24 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_an_idle_service_stops_before_a_lease_is_over(tmp_path: Path) -> None:
-    """Two ingresses, of which one never saw a request: replicas that waited for their links took LEASE_S more."""
-    config = CONFIG.replace("drain: {timeout_s: 90}", "drain: {timeout_s: 90}\n      ingress: {replicas: 2}")
-    server = start(tmp_path, "proxy", config_text=config)
-    server.stub.Complete(pb.GenerateRequest(prompt="Hi", sampling=pb.Sampling(max_new_tokens=2)), timeout=60)
-    began = time.monotonic()
-    assert stop(server) == 0
-    assert time.monotonic() - began < LEASE_S
+@pytest.mark.parametrize("step", ["starting Ray (", "starting Ray Serve (", "loading model"])
+def test_a_signal_while_it_starts_ends_it_at_once(step: str, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    http_port, grpc_port = free_range(2)
+    command = [str(Path(sys.executable).with_name("orca-serve")), "up"]
+    command += ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
+    environment = os.environ | {MARK: mark}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said: list[str] = []
+        while not said or step not in said[-1]:
+            said.append(process.stderr.readline())
+            assert said[-1], f"it ended by itself: {said}"
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read().splitlines()
+        assert process.wait(STOP_TIMEOUT_S) == 130
+    assert "orca-serve: stopped while starting" in rest
+    assert marked_processes(mark) == {}
 
 
 def test_sigkill_frees_the_ports(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from tqdm import tqdm
 
 from orca_core.config import EMBEDDED_MODEL
 from orca_core.errors import ModelLoadError, UnsupportedArchitectureError
-from orca_core.models import load_model
+from orca_core.models import load_model, read_shape
+from orca_core.models.gguf_header import read_gguf_header
 from orca_core.models.rope import rope_frequencies
 from orca_core.source import resolve_source
 from tests.core.tiny_families import (
@@ -54,6 +56,28 @@ def refusal(path: Path) -> str:
     with pytest.raises(ModelLoadError) as caught:
         load(path)
     return caught.value.reason
+
+
+@pytest.mark.parametrize("build", [tiny_llama, tiny_qwen3, tiny_gpt2, tiny_gemma3, tiny_phi3])
+def test_the_header_alone_says_what_a_slot_holds(build: Any, tmp_path: Path) -> None:
+    path = write_gguf(build(), tmp_path / "tiny.gguf")
+    limit, shape = read_shape(resolve_source(str(path)), dtype="float32", device=torch.device("cpu"))
+    decoder = load(path)
+    assert (limit, shape) == (decoder.config.max_position_embeddings, decoder.kv_shape)
+
+
+def test_a_header_that_is_cut_off_or_no_header_at_all(tmp_path: Path) -> None:
+    whole = write_gguf(tiny_llama(), tmp_path / "tiny.gguf").read_bytes()
+    values = read_gguf_header("m", tmp_path / "tiny.gguf")
+    assert values["llama.context_length"] == 256
+    assert "tokenizer.ggml.tokens" not in values
+    file = tmp_path / "bad.gguf"
+    nested = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
+    nested += struct.pack("<IQ", 9, 2**60) * 100_000
+    for data in (b"", b"GGUF", whole[:100], b"x" * 500, whole[:4] + b"\x09" + whole[5:], nested):
+        file.write_bytes(data)
+        with pytest.raises(ModelLoadError, match=r"cannot read bad\.gguf"):
+            read_gguf_header("m", file)
 
 
 @pytest.mark.parametrize("build", [

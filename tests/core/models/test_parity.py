@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from orca_core.models import Decoder
+from orca_core.models import Decoder, read_shape
 from orca_core.request import Request
+from orca_core.source import resolve_source
 from tests.core.tiny_families import VARIANTS, tiny_gemma3, tiny_gpt2, tiny_olmo2
 from tests.core.tiny_models import (
     ROPES,
@@ -138,6 +139,14 @@ def test_facts(pair: Pair) -> None:
     n_kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
     assert decoder.kv_shape.bytes_per_slot == 2 * config.num_hidden_layers * n_kv_heads * head_dim * 4
     assert decoder.config.eos_ids == (2,)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_headers_alone_say_what_a_slot_holds(dtype: str, tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path)
+    limit, shape = read_shape(resolve_source(str(tmp_path)), dtype=dtype, device=torch.device("cpu"))
+    decoder = load(tmp_path, dtype)
+    assert (limit, shape) == (decoder.config.max_position_embeddings, decoder.kv_shape)
 
 
 def test_shards_equal_the_single_file(tmp_path: Path) -> None:

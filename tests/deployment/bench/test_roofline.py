@@ -62,4 +62,4 @@ def test_the_command_writes_a_record(folder: Path, tmp_path: Path, monkeypatch: 
     record = json.loads(path.read_text())
     assert [point["n_rows"] for point in record["points"]] == [1, 4, 16, 128]
     assert record["threads"] == before
-    assert "/ floor" in result.output
+    assert "/floor" in result.output

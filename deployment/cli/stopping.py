@@ -1,0 +1,120 @@
+"""What a signal does to ``up``: at once while it starts, in order once it serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_CLEAN_UP_S: Final = 10.0
+"""The longest a signal waits for what ends beside the process."""
+_HUSHED_S: Final = 1.0
+"""The longest it waits for a spinner to stop."""
+_KILLED_S: Final = 3.0
+"""How long killed processes may take to be gone."""
+_CLEAN_LINE: Final = "\r\x1b[2K\x1b[?25h"  # start of the line, erase it, show the cursor: a spinner may be there
+
+
+class StopSignal(BaseException):
+    """A signal asked to stop. Not an ``Exception``, so that nothing on the way takes it for a failure."""
+
+
+def raise_on_signals() -> None:
+    """From now on SIGINT and SIGTERM raise ``StopSignal`` in the main thread."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise StopSignal
+
+    for number in _SIGNALS:
+        signal.signal(number, stop)
+
+
+class SignalsKept:
+    """Gives the handlers of SIGINT and SIGTERM back at the end."""
+
+    def __enter__(self) -> None:
+        self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class StartGuard:
+    """While the block runs, SIGINT and SIGTERM end the process at once, with status 128 + the signal's number.
+
+    Python handles a signal between two bytecodes of the main thread, and that may sit in native code of Ray's for
+    minutes. So the number goes down a pipe (``signal.set_wakeup_fd``) to a thread, which ends the process. Nothing is
+    open yet that could be saved. ``hush`` and ``clean_up`` may be set to what is to be called first, before and after
+    the one line that is said; neither from the main thread. ``end`` is how the process ends. ``late``: a signal came
+    when the block had ended already. Main thread only.
+    """
+
+    def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.hush: Callable[[], object] = lambda: None
+        self.clean_up: Callable[[], object] = lambda: None
+        self._end = end
+        self.late = False
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._wait, name="orca-start-guard", daemon=True)
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            signal.signal(number, self._note)  # the pipe is written to only where there is a handler
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._stderr = os.dup(2)  # which leads elsewhere while Ray is kept quiet
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        self._writer.close()
+        self._thread.join()  # if a signal came, for ever: the status is that thread's to give
+        self._reader.close()
+        os.close(self._stderr)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.late = True
+
+    def _wait(self) -> None:
+        while number := self._reader.recv(1):
+            if number[0] in _SIGNALS:
+                self._stop(number[0])
+                return
+
+    def _stop(self, number: int) -> None:
+        _within(_HUSHED_S, self.hush)
+        start = _CLEAN_LINE if os.isatty(self._stderr) else ""
+        with suppress(OSError):  # past ``sys.stderr``, whose lock the main thread may hold
+            os.write(self._stderr, f"{start}orca-serve: stopped while starting\n".encode())
+        _within(_CLEAN_UP_S, self.clean_up)
+        self._end(128 + number)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Wait for ``call`` so long at most. What it raises is reported by ``threading.excepthook``."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def end_children(folder: str | Path | None) -> None:
+    """Kill all processes that stem from this one, then remove the folder they wrote to."""
+    import psutil  # which an installation of the client alone lacks
+
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(children, _KILLED_S)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
