@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orca_core.errors import InvalidRequestError, InvariantError
 from orca_core.params import SamplingParams
@@ -18,9 +18,9 @@ class StreamUpdate:
     ``stop`` is ``None`` for an eos id.
     """
 
-    text: str
+    text: str = field(repr=False)
     finish: FinishReason | None = None
-    stop: str | None = None
+    stop: str | None = field(default=None, repr=False)
 
 
 class TextStream:
