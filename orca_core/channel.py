@@ -222,9 +222,10 @@ class Outbox:
         """Hand a chunk to a channel."""
         self._words.append((channel, chunk))
 
-    def fail(self, channel: Channel, error: OrcaError) -> None:
-        """End a channel with an error."""
-        self._words.append((channel, error))
+    def fail(self, channel: Channel | None, error: OrcaError) -> None:
+        """End a channel with an error; ``None`` where its reader has let go of it."""
+        if channel is not None:
+            self._words.append((channel, error))
 
     def flush(self) -> None:
         """Deliver, then wake every event loop that has something to read."""

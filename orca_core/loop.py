@@ -108,7 +108,7 @@ class EngineLoop:
     # ---- receive
 
     def receive(self, spec: GenerationRequest, ticket: Ticket, arrived_at: float) -> None:
-        """Take a new request into the pool. A failure here ends that request alone.
+        """Take a new request into the pool. A failure here ends it alone.
 
         What a resumed request said elsewhere goes through its text stream again: that restores the bytes and the
         beginnings of stop strings that were held back.
@@ -129,7 +129,7 @@ class EngineLoop:
 
     def _refuse(self, ticket: Ticket, error: OrcaError) -> None:
         """A request that the pool does not know ends."""
-        self._say(ticket, error)
+        self._outbox.fail(ticket(), error)
         self._on_end(ticket.request_id)
 
     def cancel(self, request_id: str, only: Ticket | None = None) -> None:
@@ -154,7 +154,7 @@ class EngineLoop:
         for ticket in arrivals:
             self._refuse(ticket, error)
         for live in list(self._live.values()):
-            self._say(live.ticket, error)
+            self._outbox.fail(live.ticket(), error)
             try:
                 self._retire(live.request)
             except Exception:
@@ -284,13 +284,7 @@ class EngineLoop:
         live = self._live.get(request.request_id)
         if live is not None:
             self._retire(request)
-            self._say(live.ticket, error)
-
-    def _say(self, ticket: Ticket, error: OrcaError) -> None:
-        """The last word to a reader, if there still is one."""
-        channel = ticket()
-        if channel is not None:
-            self._outbox.fail(channel, error)
+            self._outbox.fail(live.ticket(), error)
 
     def _retire(self, request: Request) -> None:
         """The one place where a request leaves: slots, pool and books, in the iteration that ended it."""

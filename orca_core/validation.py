@@ -101,7 +101,8 @@ def _check_sampling(request: GenerationRequest, info: ModelInfo) -> None:
 
 def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:
     """Every id is an int in ``[0, vocab_size)``. Without a Python step for each: an engine looks again."""
-    kinds = set(map(type, ids))
-    are_ints = all(issubclass(kind, int) and kind is not bool for kind in kinds)
-    if not are_ints or (kinds and not (min(ids) >= 0 and max(ids) < vocab_size)):  # type: ignore[type-var, operator]
+    if not ids:
+        return
+    are_ints = all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids)))
+    if not are_ints or min(ids) < 0 or max(ids) >= vocab_size:  # type: ignore[type-var, operator]
         raise InvalidRequestError(field, f"token ids must be integers from 0 to {vocab_size - 1}")

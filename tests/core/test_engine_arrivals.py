@@ -12,7 +12,13 @@ import pytest
 from orca_core import loop as loop_module
 from orca_core.config import EngineConfig
 from orca_core.engine import Engine
-from orca_core.errors import EngineClosedError, EngineDeadError, InternalError, InvalidRequestError, RequestTooLargeError
+from orca_core.errors import (
+    EngineClosedError,
+    EngineDeadError,
+    InternalError,
+    InvalidRequestError,
+    RequestTooLargeError,
+)
 from orca_core.executor import LoadedModel
 from orca_core.pool import RequestPool
 from orca_core.request import Request
