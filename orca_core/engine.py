@@ -70,8 +70,8 @@ class Engine:
     def start(self) -> Self:
         """Load the model (minutes for a large one) and start the loop thread.
 
-        Raises ``ModelLoadError`` and its kin, and ``EngineClosedError`` where the engine was started or closed before, or
-        there is no thread left for it.
+        Raises ``ModelLoadError`` and its kin, and ``EngineClosedError`` for a second start, after ``close``, and where
+        the system has no thread left.
         """
         if self._thread is not None:
             raise EngineClosedError("the engine was started before")

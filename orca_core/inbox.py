@@ -68,12 +68,12 @@ class Inbox:
 
     def submit(self, request: GenerationRequest) -> Channel:
         """Hand in a request. Raises as ``Engine.submit`` does."""
-        channel = Channel(request.request_id, lambda _: self._leave(ticket), self._dropped.append)
-        ticket = channel.ticket
         with self._wakeup:
             now, admission = self._clock(), self._check_open()
             if request.request_id in admission:
                 raise InvalidRequestError("request_id", "is in use by an unfinished request")
+            channel = Channel(request.request_id, lambda _: self._leave(ticket), self._dropped.append)
+            ticket = channel.ticket
             was_idle = not len(admission)
             admission.enter(request.request_id, request.total_tokens, now)
             if was_idle:  # progress is measured from here

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from orca_core.channel import Channel, Outbox, Ticket
-from orca_core.errors import RequestCancelledError
+from orca_core.errors import InvalidRequestError, RequestCancelledError
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason, GenerationChunk
 from tests.core.builders import make_spec
@@ -75,6 +75,18 @@ def test_a_channel_dropped_after_its_end_spares_the_next_request_of_its_id(bench
     gc.collect()
     bench.executor.let_go()
     assert len(ids_of(channel)) == 4
+
+
+def test_what_was_refused_leaves_nothing_behind(bench: Bench) -> None:
+    bench.executor.hold()
+    kept = bench.engine.submit(make_spec(3, 2, request_id="same"))
+    for _ in range(3):
+        with pytest.raises(InvalidRequestError, match="in use"):
+            bench.engine.submit(make_spec(3, 2, request_id="same"))
+    gc.collect()
+    assert not bench.engine._inbox._dropped
+    bench.executor.let_go()
+    assert len(ids_of(kept)) == 2
 
 
 def test_a_drop_needs_no_lock(bench: Bench) -> None:
