@@ -94,7 +94,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         model, revision = cast("object", self.model), cast("object", self.revision)
-        self._check("model", isinstance(model, str) and model != "", "must be a non-empty text")
+        self._check("model", isinstance(model, str), "must be text")
+        self._check("model", model != "", "must not be empty")
         self._check("revision", revision is None or isinstance(revision, str), "must be text, or left out")
         self._check_choice("dtype", _DTYPES)
         self._check_choice("device", _DEVICES)
