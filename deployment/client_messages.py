@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -29,11 +29,11 @@ class ClientChunk:
     """What is new of one generation, or the whole of it (``complete``). The last one has ``finish_reason``."""
 
     request_id: str
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
+    logprobs: tuple[PositionLogprobs, ...] = field(default=(), repr=False)
     finish_reason: FinishReason | None = None
-    stop: str | None = None
+    stop: str | None = field(default=None, repr=False)
     usage: Usage | None = None
     timings: Timings | None = None
     replica: str = ""

@@ -264,7 +264,7 @@ class Ingress(GrpcMethods):
         if isinstance(shown, DeadlineExceededError):
             return DeadlineExceededError(live.timeout_s)
         if isinstance(shown, RequestCancelledError):  # by another ingress: the core knows only our id
-            return RequestCancelledError(live.visible_id)
+            return RequestCancelledError(live.visible_id, shown.reason)
         return shown
 
     # ---- the replicas

@@ -51,6 +51,11 @@ class Admission:
         queued = self._load.queued_slots + sum(self._arrived) + sum(self._taken_in)
         return replace(self._load, queued_slots=queued, waiting=self._load.waiting + unbooked)
 
+    @property
+    def n_iterations(self) -> int:
+        """Iterations that the books know of."""
+        return self._load.iterations
+
     def take_in(self) -> None:
         """The loop takes in all that has arrived."""
         self._taken_in += self._arrived

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Self
 
 from orca_core.errors import OrcaError
 from orca_core.types import GenerationChunk, merge_chunks
+
+logger = logging.getLogger(__name__)
 
 
 class Channel:
     """The chunks of one request, in order; whoever reads late gets them coalesced into one.
 
     Iterating (``for`` or ``async for``) ends after the chunk with a finish reason, or raises the request's error. A
-    reader of many channels listens and polls instead, and needs no task for each. ``close`` by the reader cancels a
-    request that has not ended; a channel is never shared between readers.
+    reader of many channels listens and polls instead, and needs no task for each. A channel is never shared between
+    readers. It belongs to its reader alone: ``close``, the end of a ``with`` block, or letting go of the last reference
+    cancels a request that has not ended.
+
+    ``on_drop``: called with the ticket when a channel is let go of before its end, in whatever thread that happens,
+    whatever locks that thread holds: it must take none.
     """
 
-    def __init__(self, request_id: str, on_close: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        on_close: Callable[[str], object],
+        on_drop: Callable[[Ticket], object] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.may_stall = True
         """Whether a reader that lags behind has its request cancelled. Not if it reads one answer after the other."""
+        self.ticket = Ticket(self, on_drop)
+        """By this the engine knows the channel; it does not keep it alive."""
         self._on_close = on_close
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
@@ -42,7 +59,7 @@ class Channel:
             if not self._ended:
                 self._pending.append(chunk)
                 self._n_pending += len(chunk.token_ids)
-                self._ended = chunk.finish_reason is not None
+                self._ended = self.ticket.settled = chunk.finish_reason is not None
             return self._notify()
 
     def fail(self, error: OrcaError) -> asyncio.AbstractEventLoop | None:
@@ -50,7 +67,7 @@ class Channel:
         with self._lock:
             if not self._ended:
                 self._error = error
-                self._ended = True
+                self._ended = self.ticket.settled = True
             return self._notify()
 
     def _notify(self) -> asyncio.AbstractEventLoop | None:
@@ -112,7 +129,11 @@ class Channel:
                     return chunk
                 event = asyncio.Event()
                 self._loop, self._wake = asyncio.get_running_loop(), event.set
-            await event.wait()
+            self.ticket.waiting = self  # nobody else may hold the task that waits here
+            try:
+                await event.wait()
+            finally:
+                self.ticket.waiting = None
         raise StopAsyncIteration
 
     def listen(self, on_ready: Callable[[], object]) -> None:
@@ -143,11 +164,48 @@ class Channel:
         """The reader leaves. Cancels the request if it has not ended. Idempotent, never blocks."""
         with self._lock:
             ended, self._ended, self._read_out = self._ended, True, True
+            self.ticket.settled = True
             self._pending.clear()
             self._n_pending = 0
             self._loop = self._wake = None
         if not ended:
             self._on_close(self.request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Ticket(weakref.ref[Channel]):
+    """The engine's hold on a channel: calling it gives the channel, or ``None`` once its reader has let go of it.
+
+    Tickets are told apart by identity. ``settled``: there is nothing to cancel any more. ``waiting``: the channel while
+    a task waits for it, which the event loop itself does not keep alive.
+    """
+
+    __slots__ = ("request_id", "settled", "waiting")
+
+    request_id: str
+    settled: bool
+    waiting: Channel | None
+
+    def __new__(cls, channel: Channel, on_drop: Callable[[Ticket], object] | None) -> Self:
+        """``on_drop`` as in ``Channel``."""
+        ticket = super().__new__(cls, channel, None if on_drop is None else _unsettled(on_drop))
+        ticket.request_id = channel.request_id
+        ticket.settled = False
+        ticket.waiting = None
+        return ticket
+
+
+def _unsettled(on_drop: Callable[[Ticket], object]) -> Callable[[Ticket], None]:
+    def dropped(ticket: Ticket) -> None:
+        if not ticket.settled:
+            on_drop(ticket)
+
+    return dropped
 
 
 class Outbox:
@@ -164,16 +222,22 @@ class Outbox:
         """Hand a chunk to a channel."""
         self._words.append((channel, chunk))
 
-    def fail(self, channel: Channel, error: OrcaError) -> None:
-        """End a channel with an error."""
-        self._words.append((channel, error))
+    def fail(self, channel: Channel | None, error: OrcaError) -> None:
+        """End a channel with an error; ``None`` where its reader has let go of it."""
+        if channel is not None:
+            self._words.append((channel, error))
 
     def flush(self) -> None:
         """Deliver, then wake every event loop that has something to read."""
         words, self._words = self._words, []
         to_wake: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
+        failure: Exception | None = None
         for channel, word in words:
-            loop = channel.fail(word) if isinstance(word, OrcaError) else channel.put(word)
+            try:
+                loop = channel.fail(word) if isinstance(word, OrcaError) else channel.put(word)
+            except Exception as error:  # say what can be said to the others first
+                failure = error
+                continue
             if loop is not None:
                 to_wake.setdefault(loop, []).append(channel)
         for loop, channels in to_wake.items():
@@ -182,8 +246,15 @@ class Outbox:
             except RuntimeError:  # that event loop is closed: its readers are gone and will never close their channels
                 for channel in channels:
                     channel.close()
+        if failure is not None:
+            raise failure
 
 
 def _wake_all(channels: list[Channel]) -> None:
     for channel in channels:
-        channel.wake()
+        try:
+            channel.wake()
+        except (
+            Exception
+        ):  # a listener is its reader's code: the other readers of this event loop must hear all the same
+            logger.exception("the listener of request %s failed", channel.request_id)

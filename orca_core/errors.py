@@ -211,16 +211,17 @@ class DeadlineExceededError(OrcaError):
 
 
 class RequestCancelledError(OrcaError):
-    """The client gave up, or ``cancel`` was called for the request."""
+    """The client gave up, or ``cancel`` was called for the request; or ``reason`` says why the engine did it itself."""
 
     code = "cancelled"
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(request_id)
+    def __init__(self, request_id: str, reason: str = "") -> None:
+        super().__init__(request_id, reason)
         self.request_id = request_id
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"request {self.request_id} was cancelled"
+        return f"request {self.request_id} was cancelled" + (f": {self.reason}" if self.reason else "")
 
 
 class UnauthenticatedError(OrcaError):

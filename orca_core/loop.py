@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orca_core.batch import Batch, build_batch
-from orca_core.channel import Channel, Outbox
+from orca_core.channel import Outbox, Ticket
 from orca_core.chunks import chunk_of
 from orca_core.errors import (
     DeadlineExceededError,
@@ -42,7 +42,7 @@ class _Live:
     """What the loop keeps of an unfinished request beside the request itself."""
 
     request: Request
-    channel: Channel
+    ticket: Ticket
     text: TextStream
 
 
@@ -107,35 +107,38 @@ class EngineLoop:
 
     # ---- receive
 
-    def receive(self, spec: GenerationRequest, channel: Channel, arrived_at: float) -> None:
-        """Take a new request into the pool. A failure here ends that request alone.
+    def receive(self, spec: GenerationRequest, ticket: Ticket, arrived_at: float) -> None:
+        """Take a new request into the pool. A failure here ends it alone.
 
         What a resumed request said elsewhere goes through its text stream again: that restores the bytes and the
         beginnings of stop strings that were held back.
         """
-        request = Request(spec, arrived_at)
         try:
+            request = Request(spec, arrived_at)
             text = TextStream(self._model.tokenizer, spec.sampling, self._eos_ids)
             text.resume(spec.emitted_ids)
+            live = _Live(request, ticket, text)
             self._pool.add(request)
         except InvalidRequestError as error:
-            self._outbox.fail(channel, error)
-            self._on_end(spec.request_id)
-            return
+            self._refuse(ticket, error)
         except BaseException:
             logger.exception("request %s could not be taken in", spec.request_id)
-            self._outbox.fail(channel, InternalError(spec.request_id))
-            self._on_end(spec.request_id)
-            return
-        self._live[spec.request_id] = _Live(request, channel, text)
+            self._refuse(ticket, InternalError(spec.request_id))
+        else:
+            self._live[spec.request_id] = live
 
-    def cancel(self, request_id: str, only: Channel | None = None) -> None:
+    def _refuse(self, ticket: Ticket, error: OrcaError) -> None:
+        """A request that the pool does not know ends."""
+        self._outbox.fail(ticket(), error)
+        self._on_end(ticket.request_id)
+
+    def cancel(self, request_id: str, only: Ticket | None = None) -> None:
         """End a request because the client gave up, whatever state it is in. An unknown id is no error.
 
-        ``only``: the channel it must write to, where that matters.
+        ``only``: of the channel that it must write to.
         """
         live = self._live.get(request_id)
-        if live is not None and only in (None, live.channel):
+        if live is not None and (only is None or only is live.ticket):
             self._fail(live.request, RequestCancelledError(request_id))
 
     def expire(self) -> None:
@@ -143,10 +146,15 @@ class EngineLoop:
         for request in self._pool.expired(self._clock()):
             self._fail(request, DeadlineExceededError(request.spec.timeout_s or 0.0))
 
-    def abandon(self, error: UnavailableError) -> None:
-        """End every request: the engine is closing or dead. Everybody is told, however broken the books may be."""
+    def abandon(self, error: UnavailableError, arrivals: Iterable[Ticket] = ()) -> None:
+        """End every request: the engine is closing or dead. Everybody is told, however broken the books may be.
+
+        ``arrivals``: requests that were never received.
+        """
+        for ticket in arrivals:
+            self._refuse(ticket, error)
         for live in list(self._live.values()):
-            self._outbox.fail(live.channel, error)
+            self._outbox.fail(live.ticket(), error)
             try:
                 self._retire(live.request)
             except Exception:
@@ -170,6 +178,8 @@ class EngineLoop:
             try:
                 batch = build_batch(selection.chosen, self._kv, self._model.executor.device)
                 sampled = self._model.executor.run_iteration(batch)
+                if len(sampled) != len(batch.sampling_requests):
+                    raise InvariantError(f"{len(sampled)} tokens for {len(batch.sampling_requests)} requests")
             except Exception as error:
                 self._fail_batch([item.request for item in selection.chosen], error)
             else:
@@ -254,14 +264,18 @@ class EngineLoop:
             last = live.text.finish()
             text, finish, stop = text + last.text, last.finish or FinishReason.LENGTH, last.stop
         chunk = chunk_of(request, token, text, finish, stop, self._model.tokenizer, now)
+        channel = live.ticket()
         if finish is not None:
             self._retire(request)
-            self._outbox.put(live.channel, chunk)
-            return
-        self._outbox.put(live.channel, chunk)
-        if live.channel.may_stall and live.channel.backlog + len(chunk.token_ids) > self._max_stream_backlog:
-            logger.warning("request %s: its reader stalled, cancelled", request.request_id)
+        if channel is None:  # nobody can read it: see Channel
             self._fail(request, RequestCancelledError(request.request_id))
+            return
+        self._outbox.put(channel, chunk)
+        backlog = channel.backlog + len(chunk.token_ids)
+        if finish is None and channel.may_stall and backlog > self._max_stream_backlog:
+            reason = f"its reader is {backlog} tokens behind, max_stream_backlog is {self._max_stream_backlog}"
+            logger.warning("request %s is cancelled: %s", request.request_id, reason)
+            self._fail(request, RequestCancelledError(request.request_id, reason))
 
     # ---- ends
 
@@ -270,7 +284,7 @@ class EngineLoop:
         live = self._live.get(request.request_id)
         if live is not None:
             self._retire(request)
-            self._outbox.fail(live.channel, error)
+            self._outbox.fail(live.ticket(), error)
 
     def _retire(self, request: Request) -> None:
         """The one place where a request leaves: slots, pool and books, in the iteration that ended it."""

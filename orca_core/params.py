@@ -82,7 +82,7 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = field(default=(), repr=False)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_text: bool = False

@@ -63,11 +63,12 @@ class RequestPool:
         """Append a new request to the end of the waiting line."""
         if self.get(request.request_id) is not None:
             raise InvariantError(f"request {request.request_id} is in the pool already")
-        self._waiting[request.request_id] = request
-        self._queued_slots += request.total_tokens
-        if request.deadline is not None:
+        demand = request.total_tokens
+        if request.deadline is not None:  # first: it is what may fail, and then nothing is left behind
             self._n_added += 1
             heapq.heappush(self._deadlines, (request.deadline, self._n_added, request))
+        self._waiting[request.request_id] = request
+        self._queued_slots += demand
 
     def expired(self, now: float) -> list[Request]:
         """The unfinished requests whose deadline has passed, the earliest first. Costs nothing while there are none."""
@@ -79,18 +80,24 @@ class RequestPool:
         return found
 
     def admit(self, request: Request, now: float, n_cached: int = 0) -> None:
-        """Move a request from the waiting line to the running ones; ``n_cached`` as in ``Request.admit``."""
-        del self._waiting[request.request_id]
-        self._queued_slots -= request.total_tokens
+        """Move a request from the waiting line to the running ones; ``n_cached`` as in ``Request.admit``.
+
+        Raises ``InvariantError``, and has changed nothing then.
+        """
+        if self._waiting.get(request.request_id) is not request:
+            raise InvariantError(f"request {request.request_id} is admitted, but does not wait here")
         request.admit(now, n_cached)
-        self._running[request.request_id] = request
+        self._running[request.request_id] = self._waiting.pop(request.request_id)
+        self._queued_slots -= request.total_tokens
 
     def finish(self, request: Request) -> None:
-        """Take a request out, whatever state it is in."""
+        """Take a request out, whatever state it is in. Raises ``InvariantError``, and has changed nothing then."""
+        if self.get(request.request_id) is not request:
+            raise InvariantError(f"request {request.request_id} is finished, but is not in the pool")
+        request.finish()
         if self._running.pop(request.request_id, None) is None:
             del self._waiting[request.request_id]
             self._queued_slots -= request.total_tokens
-        request.finish()
         if len(self._deadlines) > 2 * len(self) + _SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[2].state is not RequestState.FINISHED]
             heapq.heapify(self._deadlines)

@@ -53,11 +53,17 @@ def pair_up(
     """Each prompt with its parameters: one for all, or one for each. Raises ``InvalidRequestError``."""
     if isinstance(prompts, str):
         raise InvalidRequestError("prompts", "must be a list of prompts, not one string")
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError("prompts", "must be a list of prompts")
+    all_prompts = list(prompts)
     if isinstance(sampling, SamplingParams) or sampling is None:
-        return [(prompt, sampling) for prompt in prompts]
-    if len(sampling) != len(prompts):
-        raise InvalidRequestError("sampling", f"{len(sampling)} sampling parameters for {len(prompts)} prompts")
-    return list(zip(prompts, sampling, strict=True))
+        return [(prompt, sampling) for prompt in all_prompts]
+    if not isinstance(sampling, Iterable):
+        raise InvalidRequestError("sampling", "must be SamplingParams, or one for each prompt")
+    each = list(sampling)
+    if len(each) != len(all_prompts):
+        raise InvalidRequestError("sampling", f"{len(each)} sampling parameters for {len(all_prompts)} prompts")
+    return list(zip(all_prompts, each, strict=True))
 
 
 def collect(

@@ -136,7 +136,7 @@ class Scheduler:
             if not kv.reserve(request.request_id, request.total_tokens, request.chain):
                 return Verdict.BLOCKED
             pool.admit(request, now, kv.cached_tokens(request.request_id))
-        except OrcaError:
+        except Exception:  # whatever it is: the others go on
             logger.exception("request %s could not be admitted", request.request_id)
             selection.rejected.append((request, InternalError(request.request_id)))
             return Verdict.REJECTED

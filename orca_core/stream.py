@@ -21,6 +21,9 @@ class StreamUpdate(NamedTuple):
     finish: FinishReason | None = None
     stop: str | None = None
 
+    def __repr__(self) -> str:  # a repr ends up in logs: it must not hold an answer
+        return f"StreamUpdate(finish={self.finish})"
+
 
 class TextStream:
     """Incremental detokenisation of one request, with its stop strings and stop ids.

@@ -1,4 +1,7 @@
-"""Plain values that travel between layers and processes. All are immutable, picklable and free of torch."""
+"""Plain values that travel between layers and processes. All are immutable, picklable and free of torch.
+
+A ``repr`` ends up in logs: what holds any part of a prompt or an answer is left out of it.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class GenerationRequest:
         """The demand, in slots: prompt + ``max_new_tokens`` (Orca section 4.2, ``max_tokens``)."""
         return len(self.token_ids) + self.max_new_tokens
 
-    def __repr__(self) -> str:  # a repr ends up in logs: it must not hold the prompt
+    def __repr__(self) -> str:
         return (
             f"GenerationRequest({self.request_id!r}, prompt={len(self.token_ids)} tokens, "
             f"max_new_tokens={self.max_new_tokens})"
@@ -80,10 +83,10 @@ class GenerationRequest:
 class TokenLogprob:
     """Log-probability (natural, fp32) of one token; ``text`` is its own decoding, ``bytes`` its raw bytes."""
 
-    token_id: int
+    token_id: int = field(repr=False)
     logprob: float
-    text: str = ""
-    bytes: bytes = b""
+    text: str = field(default="", repr=False)
+    bytes: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,11 @@ class GenerationChunk:
     """
 
     request_id: str
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    text: str = field(default="", repr=False)
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    logprobs: tuple[PositionLogprobs, ...] = field(default=(), repr=False)
     finish_reason: FinishReason | None = None
-    stop: str | None = None
+    stop: str | None = field(default=None, repr=False)
     usage: Usage | None = None
     timings: Timings | None = None
 
@@ -151,14 +154,14 @@ class GenerationResult:
     """The whole of one generation. ``metrics``: seconds, see ``Timings``."""
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
     usage: Usage
     metrics: Timings
-    stop: str | None = None
-    logprobs: tuple[PositionLogprobs, ...] = ()
+    stop: str | None = field(default=None, repr=False)
+    logprobs: tuple[PositionLogprobs, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

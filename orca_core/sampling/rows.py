@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from orca_core.params import SamplingParams
@@ -24,8 +24,8 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     position: int
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] = field(default=(), repr=False)
+    output_ids: Sequence[int] = field(default=(), repr=False)
     banned_until_min: frozenset[int] = frozenset()
 
     @property
@@ -58,8 +58,8 @@ class RawLogprobs:
     From the fp32 log-softmax of the raw logits. All are finite: tokens the model itself rules out are not listed.
     """
 
-    chosen: tuple[int, float]
-    top: tuple[tuple[int, float], ...] = ()
+    chosen: tuple[int, float] = field(repr=False)
+    top: tuple[tuple[int, float], ...] = field(default=(), repr=False)
 
 
 class SampledToken(NamedTuple):
@@ -70,3 +70,6 @@ class SampledToken(NamedTuple):
     token_id: int
     ok: bool = True
     logprobs: RawLogprobs | None = None
+
+    def __repr__(self) -> str:  # a repr ends up in logs: it must not hold an answer
+        return f"SampledToken(ok={self.ok})"

@@ -42,7 +42,7 @@ class LoopBench:
         """A request arrives; its name."""
         channel = Channel(spec.request_id, self.loop.cancel)
         self.channels[spec.request_id] = channel
-        self.loop.receive(spec, channel, self.now)
+        self.loop.receive(spec, channel.ticket, self.now)
         return spec.request_id
 
     def turn(self) -> list[tuple[str, int]]:

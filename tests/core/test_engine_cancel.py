@@ -55,12 +55,13 @@ def test_cancelled_while_queued_is_never_computed(bench: Bench) -> None:
 
 def test_cancel_before_the_loop_has_seen_the_request(bench: Bench) -> None:
     bench.executor.hold()
-    bench.engine.submit(make_spec(3, 2))
+    first = bench.engine.submit(make_spec(3, 2))
     late = bench.engine.submit(make_spec(3, 2, request_id="late"))
     assert bench.engine.cancel("late") is CancelOutcome.CANCELLED
     bench.executor.let_go()
     with pytest.raises(RequestCancelledError):
         list(late)
+    assert len(ids_of(first)) == 2
     bench.assert_idle()
 
 

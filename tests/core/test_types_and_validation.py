@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,23 @@ import torch
 
 from orca_core.config import EngineConfig
 from orca_core.errors import ConfigError, InvalidRequestError, RequestTooLargeError
-from orca_core.types import SAMPLING_RANGES, GenerationChunk, Load, SamplingParams, Timings, Usage, merge_chunks
+from orca_core.sampling import SampledToken, SamplingRow
+from orca_core.sampling.rows import RawLogprobs
+from orca_core.stream import StreamUpdate
+from orca_core.types import (
+    SAMPLING_RANGES,
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    GenerationResult,
+    Load,
+    PositionLogprobs,
+    SamplingParams,
+    Timings,
+    TokenLogprob,
+    Usage,
+    merge_chunks,
+)
 from orca_core.validation import make_request
 from tests.core.builders import INFO
 
@@ -163,13 +180,46 @@ def test_a_seed_is_always_resolved() -> None:
         ("model", ""), ("dtype", "int3"), ("device", "tpu"), ("max_batch_size", 0), ("max_batch_tokens", 4),
         ("n_slots", 0), ("memory_utilization", 0.0), ("memory_utilization", 1.1), ("memory_share", 2.0),
         ("progress_timeout_s", 0.0), ("threads", 0), ("overtaking_s", -1.0), ("overtaking_s", math.nan),
-        ("max_overtakers", -1),
+        ("max_overtakers", -1), ("model", 5), ("model", None), ("revision", 5), ("dtype", []), ("device", None),
+        ("prefix_cache", "no"), ("cuda_graphs", 1), ("threads", 10**5), ("threads", 1.0), ("threads", "4"),
+        ("block_size", 10**6), ("block_size", True), ("max_batch_size", "16"), ("max_batch_size", None),
+        ("max_batch_size", 4.0), ("max_batch_size", True), ("n_slots", "auto"), ("max_model_len", 1e3),
+        ("max_kv_bytes", "1GB"), ("max_stream_backlog", None), ("max_waiting_requests", 0.5),
+        ("max_waiting_slots", "0"), ("max_overtakers", 1.5), ("overtaking_s", "1"), ("overtaking_s", None),
+        ("memory_utilization", "0.9"), ("memory_utilization", True), ("memory_share", None),
+        ("progress_timeout_s", "60"), ("progress_timeout_s", math.nan),
     ],
 )  # fmt: skip
 def test_engine_config_names_the_field(field: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_engine_config_takes_the_ends_and_integers_for_numbers() -> None:
+    config = EngineConfig(
+        threads=1024, block_size=65_536, memory_utilization=1, overtaking_s=0, progress_timeout_s=1,
+        max_waiting_requests=0, max_batch_tokens=None,
+    )  # fmt: skip
+    assert config.block_size_on("cuda") == 65_536
+
+
+def test_no_repr_shows_a_prompt_or_an_answer() -> None:
+    """They end up in logs."""
+    logprobs = (PositionLogprobs(TokenLogprob(4321, -0.5, "SECRET", b"SECRET"), (TokenLogprob(4321, -1.0, "SECRET"),)),)
+    values: list[object] = [
+        SamplingParams(stop=("SECRET",)), GenerationRequest("r", (4321,), 3, 0, emitted_ids=(4321,)), logprobs,
+        GenerationChunk("r", "SECRET", (4321,), logprobs, FinishReason.STOP, "SECRET"),
+        GenerationResult(
+            "r", (4321,), "SECRET", (4321,), FinishReason.STOP, Usage(1, 1), Timings(), "SECRET", logprobs
+        ),
+        StreamUpdate("SECRET", FinishReason.STOP, "SECRET"),
+        SampledToken(4321, logprobs=RawLogprobs((4321, -0.5), ((4321, -0.5),))),
+        SamplingRow(SamplingParams(), 0, 3, (4321,), (4321,)),
+    ]  # fmt: skip
+    for value in values:
+        assert not re.search("SECRET|4321", repr(value)), value
+    assert "finish_reason" in repr(values[3])  # what is harmless stays
 
 
 def test_headroom_may_be_negative() -> None:

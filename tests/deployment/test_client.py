@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployment.client import AsyncOrcaClient, OrcaClient
+from deployment.client_messages import ClientChunk
 from orca_core.errors import (
     DeadlineExceededError,
     InternalError,
@@ -206,3 +207,10 @@ def test_needs_neither_ray_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_repr_shows_an_answer() -> None:
+    shown = repr(ClientChunk("r", "SECRET", (4321,), finish_reason=FinishReason.STOP, stop="SECRET"))
+    assert "SECRET" not in shown
+    assert "4321" not in shown
+    assert "STOP" in shown
