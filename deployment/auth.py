@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from deployment.errors import http_error
+from deployment.shares import CALLER
 from orca_core.errors import ConfigError, OrcaError, UnauthenticatedError
 
 _log = logging.getLogger(__name__)
@@ -37,15 +38,21 @@ _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 class KeyCheck(Protocol):
     """Whether a caller may come in."""
 
-    def check(self, authorizations: Iterable[str | bytes]) -> None:
-        """``authorizations``: all values of the caller's ``authorization``. Raises ``UnauthenticatedError``."""
+    def check(self, authorizations: Iterable[str | bytes]) -> str:
+        """A name for the caller's key, the same for as long as this process lives, which says nothing of the key; empty
+        where callers are not told apart. ``authorizations``: all values of the caller's ``authorization``.
+
+        Raises ``UnauthenticatedError``.
+        """
+        ...
 
 
 class NoKeys:
     """Everybody may come in: no file of keys is configured."""
 
-    def check(self, authorizations: Iterable[str | bytes]) -> None:
+    def check(self, authorizations: Iterable[str | bytes]) -> str:
         """See ``KeyCheck.check``."""
+        return ""
 
 
 class ApiKeys:
@@ -64,7 +71,7 @@ class ApiKeys:
         self._hashes = tuple(self._hash(key) for key in read_keys(self._path))
         self._looked_at = clock()
 
-    def check(self, authorizations: Iterable[str | bytes]) -> None:
+    def check(self, authorizations: Iterable[str | bytes]) -> str:
         """See ``KeyCheck.check``. May read the file."""
         self._refresh()
         given = list(authorizations)
@@ -74,6 +81,7 @@ class ApiKeys:
             known |= hmac.compare_digest(mine, each)
         if not (known and key):
             raise UnauthenticatedError
+        return mine.hex()
 
     def _refresh(self) -> None:
         now = self._clock()
@@ -142,10 +150,10 @@ class CountedKeys:
         self._keys = keys
         self._on_refusal = on_refusal
 
-    def check(self, authorizations: Iterable[str | bytes]) -> None:
+    def check(self, authorizations: Iterable[str | bytes]) -> str:
         """See ``KeyCheck.check``."""
         try:
-            self._keys.check(authorizations)
+            return self._keys.check(authorizations)
         except UnauthenticatedError as error:
             self._on_refusal(error)
             raise
@@ -162,7 +170,7 @@ class KeyGuard:
         """One connection, as ASGI says."""
         if scope["type"] != "lifespan" and not self._is_open(scope):
             try:
-                self._keys.check(value for name, value in scope["headers"] if name == HEADER.encode())
+                CALLER.set(self._keys.check(value for name, value in scope["headers"] if name == HEADER.encode()))
             except UnauthenticatedError as error:
                 return await self._refuse(error, scope, send)
         await self._app(scope, receive, send)

@@ -147,6 +147,9 @@ class LimitsSection(Section):
     """Requests in the line of one ingress."""
     max_waiting_slots: int = Field(default=262_144, ge=0)
     """Slots of demand in the line of one ingress."""
+    max_slots_per_key: int | None = Field(default=None, ge=1)
+    """Slots (prompt + max_new_tokens) that the requests of one API key may hold at an ingress together, waiting or
+    reserved; null = no limit. Without keys callers are not told apart, and it counts for nobody."""
     max_prompt_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
     """Bytes of a request body or a prompt text; larger ones are refused unparsed."""
     max_request_seconds: float = Field(default=600.0, gt=0)

@@ -24,6 +24,7 @@ from deployment.grpc_messages import (
 )
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.serving import Service
+from deployment.shares import CALLER
 from orca_core.errors import InvalidRequestError, NotFoundError
 
 __all__ = ["SERVICE_NAME", "TIMEOUT_KEY", "Arrived", "GrpcMethods", "RpcContext", "RpcFailedError", "add_orca_service"]
@@ -154,7 +155,7 @@ class GrpcMethods(Service):
 
     def _admitted(self, message: _M, context: RpcContext) -> _M:
         """The message of a caller who may come in. Raises ``UnauthenticatedError`` before ``InvalidRequestError``."""
-        self.keys.check(value for key, value in context.invocation_metadata() if key == HEADER)
+        CALLER.set(self.keys.check(value for key, value in context.invocation_metadata() if key == HEADER))
         if isinstance(message, Unreadable):
             raise InvalidRequestError("request", "is not a message of orca.v1")
         return message
