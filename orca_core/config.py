@@ -18,6 +18,11 @@ _DEFAULT_BLOCK_SIZE: Final = {"cpu": 16, "cuda": CUDA_PAGE_MULTIPLE}
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+_MOST: Final = {
+    "threads": 1024, "block_size": 1 << 16, "n_slots": 1 << 48, "max_model_len": 1 << 48, "max_batch_tokens": 1 << 31,
+    "max_batch_size": 1 << 31, "max_kv_bytes": 1 << 60, "max_waiting_slots": 1 << 60,
+}  # fmt: skip
+"""Far above what there is; beyond it libraries overflow, or try to start as many threads."""
 _DEVICES: Final = ("auto", "cpu", "cuda")
 _DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
@@ -80,6 +85,9 @@ class EngineConfig:
         for name in ("n_slots", "max_model_len", "max_batch_tokens", "block_size", "max_kv_bytes", "threads"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 1, "must be at least 1, or left out")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            self._check(name, value is None or value <= most, f"must be at most {most}")
         for name in ("max_waiting_requests", "max_waiting_slots"):
             value = getattr(self, name)
             self._check(name, value is None or value >= 0, "must be at least 0, or left out")

@@ -124,7 +124,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _sweep(folder: Path, stem: str) -> None:
-    """Removes what a build of this library left behind that was killed: whoever holds the lock is the only one alive."""
+    """Removes what killed builds of this library left behind: who holds the lock is the only one alive."""
     for path in folder.glob(f"{stem}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
