@@ -51,7 +51,7 @@ def make_request(
 
 def _check_prompt(token_ids: object, sampling: SamplingParams, info: ModelInfo) -> None:
     if isinstance(token_ids, str | bytes | bytearray) or not isinstance(token_ids, Sequence):
-        raise InvalidRequestError("prompt", "must be a list of token ids")
+        raise InvalidRequestError("prompt", "must be a list of token ids (of an array: its tolist())")
     if not token_ids:
         raise InvalidRequestError("prompt", "must have at least one token")
     if len(token_ids) >= info.max_model_len:  # before looking at each of what may be millions
@@ -71,4 +71,9 @@ def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:
     """Every id is an int in ``[0, vocab_size)``."""
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(field, f"token ids must be integers from 0 to {vocab_size - 1}")
+            raise InvalidRequestError(field, f"token ids must be integers from 0 to {vocab_size - 1}{_hint(token_id)}")
+
+
+def _hint(token_id: object) -> str:
+    """For a list of NumPy's or torch's scalars, which print like integers and are none."""
+    return "" if isinstance(token_id, int | float | str | None) else f", not {type(token_id).__name__}"
