@@ -18,7 +18,7 @@ from deployment.config_sections import LimitsSection
 from deployment.openai_fields import boolean, integer, number, refuse_unsupported, text_value, token_id_list
 from deployment.serving import ROLES, ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError
-from orca_core.params import MAX_SEED, SamplingParams
+from orca_core.params import MAX_SEED, SAMPLING_RANGES, SamplingParams
 
 FIELD_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Our name of a field -> its name at this face."""
@@ -146,7 +146,12 @@ def _max_new_tokens(body: Mapping[str, Any]) -> int | None:
 
 def _top_k(body: Mapping[str, Any]) -> int:
     top_k = integer(body, "top_k") or 0
-    return 0 if top_k == -1 else top_k  # -1 is how vLLM's clients say "off"
+    if top_k == -1:  # how vLLM's clients say "off"
+        return 0
+    legal = SAMPLING_RANGES["top_k"]
+    if not legal.contains(top_k):
+        raise InvalidRequestError("top_k", f"must be an integer in {legal}, or -1; 0 and -1 are off")
+    return top_k
 
 
 def _count(body: Mapping[str, Any], limits: LimitsSection) -> int:

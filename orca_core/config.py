@@ -27,19 +27,21 @@ MAX_THREADS: Final = 1024
 MAX_BLOCK_SIZE: Final = 65_536
 """Slots. A request holds whole blocks: larger ones are a mistake."""
 _COUNTS: Final[dict[str, tuple[int, int | None, bool]]] = {
-    "max_batch_size": (1, None, False),
-    "max_batch_tokens": (1, None, True),
-    "n_slots": (1, None, True),
-    "max_model_len": (1, None, True),
+    "max_batch_size": (1, 1 << 31, False),
+    "max_batch_tokens": (1, 1 << 31, True),
+    "n_slots": (1, 1 << 48, True),
+    "max_model_len": (1, 1 << 48, True),
     "block_size": (1, MAX_BLOCK_SIZE, True),
     "max_overtakers": (0, None, False),
-    "max_kv_bytes": (1, None, True),
+    "max_kv_bytes": (1, 1 << 60, True),
     "threads": (1, MAX_THREADS, True),
     "max_stream_backlog": (1, None, False),
     "max_waiting_requests": (0, None, True),
-    "max_waiting_slots": (0, None, True),
+    "max_waiting_slots": (0, 1 << 60, True),
 }
-"""Integer fields: lowest, highest, whether ``None`` is legal."""
+"""Integer fields: lowest, highest, whether ``None`` is legal.
+
+The highest is far above what there is; beyond it libraries overflow, or try to start as many threads."""
 
 
 @dataclass(frozen=True, slots=True)

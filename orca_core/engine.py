@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -21,7 +22,8 @@ from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
 from orca_core.params import is_number
-from orca_core.results import Prompt, collect, pair_up, progress_bar
+from orca_core.prompts import LONG_TEXT, ChatMessage, Prompt, chat_ids, prompt_ids
+from orca_core.results import collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
     CancelOutcome,
@@ -171,11 +173,21 @@ class Engine:
         have had there if ``sampling`` is the same, seed included.
         """
         model = self._running_model()
-        ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if isinstance(prompt, str) and not prompt:
-            raise InvalidRequestError("prompt", "must not be empty")
+        ids = prompt_ids(model.tokenizer, prompt)
         params = SamplingParams() if sampling is None else sampling
         return make_request(uuid.uuid4().hex, ids, params, model.info, timeout_s, emitted_ids)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, as a prompt of it would have. Raises ``InvalidRequestError``."""
+        return self._running_model().tokenizer.encode(text)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """A prompt of chat messages by the model's own template: ``engine.generate([engine.encode_chat(messages)])``.
+
+        What a message says stays text, even where it spells a special token. Raises ``InvalidRequestError``, also for
+        a model without a template.
+        """
+        return chat_ids(self._running_model().tokenizer, messages)
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
@@ -192,8 +204,15 @@ class Engine:
     async def stream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Generate for one prompt, chunk by chunk. Leaving the generator early cancels the request."""
-        channel = self.submit(self.make_request(prompt, sampling, timeout_s=timeout_s))
+        """Generate for one prompt, chunk by chunk. Leaving the generator early cancels the request.
+
+        A long text is tokenised in another thread, so that the event loop goes on meanwhile.
+        """
+        if isinstance(prompt, str) and len(prompt) >= LONG_TEXT:
+            request = await asyncio.to_thread(self.make_request, prompt, sampling, timeout_s=timeout_s)
+        else:
+            request = self.make_request(prompt, sampling, timeout_s=timeout_s)
+        channel = self.submit(request)
         try:
             async for chunk in channel:
                 yield chunk

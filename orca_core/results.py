@@ -11,9 +11,8 @@ from rich.progress import Progress
 
 from orca_core.channel import Channel
 from orca_core.errors import InternalError, InvalidRequestError
+from orca_core.prompts import Prompt
 from orca_core.types import GenerationChunk, GenerationRequest, GenerationResult, SamplingParams, merge_chunks
-
-Prompt = str | Sequence[int]
 
 
 class ResultBuilder:

@@ -75,7 +75,7 @@ def _check_integer(name: str, value: object) -> None:
 
 def _check_sequence(field: str, ids: object) -> None:
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Sequence):
-        raise InvalidRequestError(field, "must be a list of token ids")
+        raise InvalidRequestError(field, "must be a list of token ids (of an array: its tolist())")
 
 
 def _check_size(n_prompt: int, max_new_tokens: int, n_emitted: int, info: ModelInfo) -> None:
@@ -105,4 +105,10 @@ def _check_ids(field: str, ids: Sequence[object], vocab_size: int) -> None:
         return
     are_ints = all(issubclass(kind, int) and kind is not bool for kind in set(map(type, ids)))
     if not are_ints or min(ids) < 0 or max(ids) >= vocab_size:  # type: ignore[type-var, operator]
-        raise InvalidRequestError(field, f"token ids must be integers from 0 to {vocab_size - 1}")
+        raise InvalidRequestError(field, f"token ids must be integers from 0 to {vocab_size - 1}{_hint(ids)}")
+
+
+def _hint(ids: Sequence[object]) -> str:
+    """For a list of NumPy's or torch's scalars, which print like integers and are none."""
+    odd = next((each for each in ids if not isinstance(each, int | float | str | None)), None)
+    return "" if odd is None else f", not {type(odd).__name__}"

@@ -43,9 +43,13 @@ class Difference:
 
 
 def measure_exactness(
-    config: EngineConfig, model: LoadedModel, n_requests: int, new_tokens: int, seed: int = 0
-) -> list[Difference]:
-    """Each request alone, then in a batch, in pieces, with its prefix cached, and resumed from its middle."""
+    config: EngineConfig, model: LoadedModel, n_requests: int, new_tokens: int, watch: Callable[[str], object],
+    seed: int = 0,
+) -> list[Difference]:  # fmt: skip
+    """Each request alone, then in a batch, in pieces, with its prefix cached, and resumed from its middle.
+
+    ``watch`` is told what begins.
+    """
     shapes = [Shape(16 + 7 * (i % 16), new_tokens) for i in range(n_requests)]
     prompts = random_prompts(shapes, model.info.vocab_size, seed)
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
@@ -57,6 +61,7 @@ def measure_exactness(
     def together(engine: Engine) -> Tokens:
         return [result.token_ids for result in engine.generate(prompts, params)]
 
+    watch(f"{n_requests} requests of {new_tokens} tokens, each alone")
     with Engine(plain, model=model) as engine:
         expected = alone(engine)
     circumstances: list[tuple[str, EngineConfig, Callable[[Engine], Tokens]]] = [
@@ -71,7 +76,8 @@ def measure_exactness(
         ("resumed from its middle", plain, lambda engine: _resumed(engine, prompts, params, expected)),
     ]
     found = []
-    for name, changed, run in circumstances:
+    for number, (name, changed, run) in enumerate(circumstances, 1):
+        watch(f"{number} of {len(circumstances)}, {name}")
         with Engine(changed, model=model) as engine:
             found.append(compare(name, expected, run(engine)))
     return found

@@ -111,8 +111,16 @@ def gaps(
         EngineConfig(model=model, dtype=dtype, device=device, threads=threads, max_batch_tokens=max(sizes)),
         streams, sizes[0], length,
     )  # fmt: skip
+    console = Console(stderr=True, highlight=False)
+    console.print(f"loading {model}", markup=False)
     loaded = load_engine_model(config)
-    found = [measure_gaps(config, loaded, streams, size) for size in sizes]
+    if loaded.info.max_model_len < length:
+        console.print(f"{model} takes {loaded.info.max_model_len} tokens: the long prompt is made for them, not for "
+                      f"{length}", style="yellow", markup=False)  # fmt: skip
+    found = []
+    for number, size in enumerate(sizes, 1):
+        console.print(f"{number} of {len(sizes)}, max_batch_tokens {size}", markup=False)
+        found.append(measure_gaps(config, loaded, streams, size))
     Console(highlight=False).print(gaps_table(found, streams))
     if json_file is not None:
         record = {"machine": describe_machine(), "streams": streams, "gaps": [each.record() for each in found]}
@@ -138,8 +146,10 @@ def exactness(
     config = EngineConfig(
         model=model, dtype=dtype, device=device, max_batch_size=batch, n_slots=batch * (128 + new_tokens)
     )
+    console = Console(stderr=True, highlight=False)
+    console.print(f"loading {model}", markup=False)
     loaded = load_engine_model(config)
-    found = measure_exactness(config, loaded, requests, new_tokens)
+    found = measure_exactness(config, loaded, requests, new_tokens, lambda text: console.print(text, markup=False))
     Console(highlight=False).print(exactness_table(found, loaded.info.dtype))
     if json_file is not None:
         record = {"dtype": loaded.info.dtype, "circumstances": [each.record() for each in found]}

@@ -62,8 +62,9 @@ def default_cache() -> Path:
 def build(flags: Sequence[str], *, compiler: str | None = None, cache: Path | None = None) -> Path:
     """The library compiled with ``flags`` beside the common ones, from the cache where it is there already.
 
-    Safe to call from several processes at once: one compiles, the others wait for it. What is half done is never seen.
-    Raises ``KernelError``.
+    Safe to call from several processes at once: one compiles, the others wait for it. What is half done is never seen,
+    and what was damaged since it was compiled (a full disk, a crash of the machine) is compiled again: a process that
+    maps such a file dies of it. Raises ``KernelError``.
     """
     compiler = compiler or find_compiler()
     try:
@@ -71,7 +72,8 @@ def build(flags: Sequence[str], *, compiler: str | None = None, cache: Path | No
         folder = _own_folder(cache or default_cache())
         library = folder / f"orca-{_digest([version, *_FLAGS, *flags])}.so"
         with _lock(library.with_suffix(".lock")):
-            if not library.exists():
+            if not _is_whole(library):
+                _sweep(folder, library.stem)
                 _compile(compiler, flags, library)
     except (OSError, IndexError) as error:
         raise KernelError(f"they could not be built: {error}") from error
@@ -102,14 +104,58 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
+def _sum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the library is what was compiled, to the last byte."""
+    try:
+        whole = _sum_file(library).read_bytes() == _sum(library.read_bytes()).encode()
+    except FileNotFoundError:
+        return False
+    if not whole:
+        logger.warning("the CPU kernels in %s are damaged: compiling them again", library)
+    return whole
+
+
+def _sweep(folder: Path, stem: str) -> None:
+    """Removes what killed builds of this library left behind: who holds the lock is the only one alive."""
+    for path in folder.glob(f"{stem}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _to_disk(path: Path) -> None:
+    """A rename may reach the disk before what the file holds does, unless this is waited for."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _compile(compiler: str, flags: Sequence[str], library: Path) -> None:
     started = time.monotonic()
     logger.info("compiling the CPU kernels with %s (once; kept in %s)", compiler, library.parent)
     sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent) as folder:
         made = Path(folder) / library.name
         _output([compiler, *_FLAGS, *flags, *sources, "-o", str(made)])
+        content = made.read_bytes()
+        if not content:
+            raise KernelError(f"{compiler} made an empty library")
+        sums = Path(folder) / "sum"
+        sums.write_text(_sum(content))
+        _to_disk(made)
+        _to_disk(sums)
+        # who has mapped the old file keeps it; between the two the sum does not match, and the next one compiles again
         made.replace(library)
+        sums.replace(_sum_file(library))
+        _to_disk(library.parent)
     logger.info("compiled the CPU kernels in %.1f s", time.monotonic() - started)
 
 

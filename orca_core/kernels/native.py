@@ -17,9 +17,9 @@ from orca_core.kernels.structs import CAttentionSpec, CBatch, CHeads, CLinear, C
 
 _SIGNATURES: Final = (
     ("orca_packed_bytes", c_int64, (c_int64, c_int64)),
-    ("orca_pack", None, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
-    ("orca_apply", None, (c_void_p, c_void_p, c_int64, c_void_p, c_int32)),
-    ("orca_attend", None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
+    ("orca_pack", c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    ("orca_apply", c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_int32)),
+    ("orca_attend", c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
                            c_int32)),
     ("orca_forward", c_int32, (c_void_p, c_void_p)),
     ("orca_sample", c_int32, (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int32)),
@@ -33,6 +33,7 @@ DRAW: Final = np.dtype(
     [("temperature", "f4"), ("top_k", "i4"), ("top_p", "f8"), ("min_p", "f8"), ("point", "f8")]
 )  # fmt: skip
 """``orca_draw``."""
+_NO_MEMORY: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,10 @@ class PackedLinear:
 
 
 class Kernels:
-    """A compiled library. Its functions let other Python threads run, and use up to ``torch.get_num_threads()``."""
+    """A compiled library. Its functions let other Python threads run, and use up to ``torch.get_num_threads()``.
+
+    Each may raise ``MemoryError``. Where the system gives no more threads they do with those there are.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,7 +121,9 @@ class Kernels:
             raise ValueError(f"a weight of {n_out} x {n_in} cannot be packed")
         packed = torch.empty(self._library.orca_packed_bytes(n_out, n_in), dtype=torch.uint8)
         self._library.orca_advise(packed.data_ptr(), packed.numel())
-        self._library.orca_pack(weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads())
+        _done(
+            self._library.orca_pack(weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads())
+        )
         return PackedLinear(packed, None if bias is None else _pack_bias(bias, gated), n_out, n_in, gated)
 
     def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
@@ -127,7 +133,7 @@ class Kernels:
             raise ValueError(f"rows of {x.shape[1]} do not fit a weight with {linear.n_in} columns")
         y = torch.empty(x.shape[0], linear.n_out, dtype=torch.float32)
         c = linear.c()
-        self._library.orca_apply(byref(c), x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads())
+        _done(self._library.orca_apply(byref(c), x.data_ptr(), x.shape[0], y.data_ptr(), torch.get_num_threads()))
         return y
 
     def attend(
@@ -150,16 +156,15 @@ class Kernels:
             q = q.contiguous()
         out = torch.empty(q.shape, dtype=torch.bfloat16)
         spans, c_heads = table.c(), CHeads(heads.n_heads, heads.n_kv_heads, heads.head_dim)
-        self._library.orca_attend(
+        _done(self._library.orca_attend(
             byref(spans), byref(c_heads), byref(spec), q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(),
             out.data_ptr(), out.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
+        ))  # fmt: skip
         return out
 
     def forward(self, model: CModel, batch: CBatch) -> None:
         """A whole iteration. Raises ``MemoryError``. What the structures point to is the caller's to get right."""
-        if self._library.orca_forward(byref(model), byref(batch)):
-            raise MemoryError("an iteration found no memory for what it works with")
+        _done(self._library.orca_forward(byref(model), byref(batch)))
 
     def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids, int64 ``[n]``, and soundness, bool ``[n, 1]``, for float32 ``logits`` ``[n, vocab]``.
@@ -171,11 +176,10 @@ class Kernels:
         if draws.dtype != DRAW or draws.shape != (n_rows,) or not draws.flags.c_contiguous or not vocab:
             raise ValueError(f"draws of {draws.dtype} {draws.shape} do not fit logits of {n_rows} x {vocab}")
         ids, sound = torch.empty(n_rows, dtype=torch.int64), torch.empty(n_rows, 1, dtype=torch.bool)
-        if self._library.orca_sample(
+        _done(self._library.orca_sample(
             logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.data_ptr(), sound.data_ptr(),
             torch.get_num_threads(),
-        ):  # fmt: skip
-            raise MemoryError("a draw found no memory for what it works with")
+        ))  # fmt: skip
         return ids, sound
 
     def logprobs(
@@ -193,22 +197,31 @@ class Kernels:
             raise ValueError("a chosen token is outside the vocabulary")
         at_chosen, values = torch.empty(n_rows), torch.empty(n_rows, n_top)
         ids = torch.empty(n_rows, n_top, dtype=torch.int64)
-        if self._library.orca_logprobs(
+        _done(self._library.orca_logprobs(
             logits.data_ptr(), n_rows, vocab, n_top, chosen.data_ptr(), at_chosen.data_ptr(), ids.data_ptr(),
             values.data_ptr(), torch.get_num_threads(),
-        ):  # fmt: skip
-            raise MemoryError("log-probabilities found no memory for what they work with")
+        ))  # fmt: skip
         return at_chosen, ids, values
 
     def read_rate(self, memory: torch.Tensor, *, prefetch: bool, n_threads: int) -> float:
         """Bytes a second at which ``n_threads`` read ``memory``, once over."""
         rate: float = self._library.orca_read_rate(memory.data_ptr(), memory.nbytes, int(prefetch), n_threads)
+        _done(0 if rate > 0 else _NO_MEMORY)
         return rate
 
     def product_rate(self, n_threads: int) -> float:
         """Floating-point operations a second of the bfloat16 product, out of the nearest cache."""
         rate: float = self._library.orca_product_rate(n_threads)
+        _done(0 if rate > 0 else _NO_MEMORY)
         return rate
+
+
+def _done(status: int) -> None:
+    """What a native function returned. Raises ``MemoryError``, or ``RuntimeError`` for what nobody thought of."""
+    if status == _NO_MEMORY:
+        raise MemoryError("the kernels found no memory for what they work with")
+    if status:
+        raise RuntimeError("the kernels failed")
 
 
 def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, n_dims: int) -> None:

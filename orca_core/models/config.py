@@ -7,6 +7,12 @@ from typing import Final, Literal
 
 from orca_core.errors import ModelLoadError
 
+MAX_INT32: Final = 2**31 - 1
+"""What a size may be: kernels hold them in 32 bits. Beyond it a window would be another one."""
+
+_LEAST: Final = 1e-30
+"""Scales and caps: a float32 that is 0 or infinite would mean something else."""
+
 ROPE_VARIANTS: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "divided")
 
 NormKind = Literal["rms", "rms_wide", "layer"]
@@ -130,25 +136,27 @@ class ModelConfig:
             "vocab_size", "hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim", "intermediate_size",
             "max_position_embeddings",
         ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ModelLoadError(source, f"configuration: {name} must be at least 1")
+            if not 1 <= getattr(self, name) <= MAX_INT32:
+                raise ModelLoadError(source, f"configuration: {name} must be at least 1 and at most {MAX_INT32}")
         if self.n_heads % self.n_kv_heads:
             raise ModelLoadError(
                 source, f"configuration: {self.n_heads} heads cannot share {self.n_kv_heads} key/value heads"
             )
         if self.head_dim % 2:
             raise ModelLoadError(source, f"configuration: head_dim {self.head_dim} must be even")
-        if not 0 < self.norm_eps < 1:
+        if not _LEAST <= self.norm_eps < 1:
             raise ModelLoadError(source, f"configuration: epsilon {self.norm_eps} of the norms must be between 0 and 1")
         for name in ("embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ModelLoadError(source, f"configuration: {name} must be above 0")
+            if value is not None and not _LEAST <= value <= 1 / _LEAST:
+                raise ModelLoadError(source, f"configuration: {name} {value:g} is out of float32's range")
         self._check_layers(source)
 
     def _check_layers(self, source: str) -> None:
         for layer in dict.fromkeys(self.layers):
-            if layer.window is not None and layer.window < 1:
+            if layer.window is not None and not 1 <= layer.window <= MAX_INT32:
                 raise ModelLoadError(source, "configuration: a window must have at least 1 position")
             if layer.rope is not None:
                 layer.rope.check(source, self.head_dim)

@@ -8,11 +8,13 @@ from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from orca_core.errors import ModelLoadError
+from orca_core.models.config import MAX_INT32
 
 _NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 MAX_LAYERS: Final = 4096
+MAX_INT64: Final = 2**63 - 1
 
 
 class Fields:
@@ -34,11 +36,22 @@ class Fields:
         return self._values.get(self._key(name)) is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An integer; required where there is no default."""
+        """An integer of at most 64 bits; required where there is no default."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, "must be an integer")
+        if abs(value) > MAX_INT64:
+            raise self.error(name, "is beyond all bounds")
         return value
+
+    def window(self, name: str, default: int | None = None) -> int | None:
+        """Positions a row sees, or ``None`` where it is null; see ``optional_integer``.
+
+        Some files say "all of them" with a number above every length: at most ``MAX_INT32`` is told, which no row
+        reaches either.
+        """
+        value = self.optional_integer(name, default)
+        return None if value is None else min(value, MAX_INT32)
 
     def layer_count(self, name: str) -> int:
         """A number of layers, small enough to make a list of them."""
@@ -129,4 +142,9 @@ class Fields:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer with more digits than a float has
+        return False

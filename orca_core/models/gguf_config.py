@@ -140,13 +140,13 @@ def _plain_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int
 
 def _gemma2_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """Every other layer has a window, the first one too."""
-    rope, window = _rope(facts, fields, head_dim), fields.integer("attention.sliding_window", default=4096)
+    rope, window = _rope(facts, fields, head_dim), fields.window("attention.sliding_window", 4096)
     return tuple(LayerConfig(rope, window if index % 2 == 0 else None) for index in range(n_layers))
 
 
 def _gemma3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """All but every sixth layer have a window, if the file has one, and a rope that is not scaled."""
-    window, pattern = fields.optional_integer("attention.sliding_window"), 6
+    window, pattern = fields.window("attention.sliding_window"), 6
     if fields.has("attention.sliding_window_pattern"):
         pattern = max(fields.integer("attention.sliding_window_pattern"), 1)
     wide = LayerConfig(_rope(facts, fields, head_dim))
@@ -176,7 +176,7 @@ def _phi3_layers(facts: GgufFacts, fields: Fields, n_layers: int, head_dim: int)
             "longrope", theta, factor, dim, original_max_position_embeddings=original,
             attention_factor=attention_factor, divisors=short, long_divisors=long,
         )  # fmt: skip
-    window = fields.integer("attention.sliding_window", default=0) or None
+    window = fields.window("attention.sliding_window") or None
     return (LayerConfig(rope, window),) * n_layers
 
 

@@ -82,6 +82,8 @@ def read_json(source: str, file: Path) -> dict[str, object]:
         raise ModelLoadError(source, f"cannot read {file.name}: {error.strerror}") from error
     except ValueError as error:
         raise ModelLoadError(source, f"{file.name} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise ModelLoadError(source, f"{file.name} is nested too deeply") from None
     if not isinstance(values, dict):
         raise ModelLoadError(source, f"{file.name} is not a JSON object")
     return values

@@ -27,14 +27,14 @@ def _plain_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerCo
 def _gemma2_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """Every other layer has a window, the first one too."""
     layers = [LayerConfig(read_rope(fields, head_dim))] * n_layers
-    window = fields.optional_integer("sliding_window", 4096)
+    window = fields.window("sliding_window", 4096)
     return _with_windows(fields, layers, window, [(index + 1) % 2 != 0 for index in range(n_layers)])
 
 
 def _gemma3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """Layers with a window have a rope of their own, which is never scaled with the model's length."""
     pattern = max(fields.integer("sliding_window_pattern", default=6), 1)
-    window = fields.optional_integer("sliding_window", 4096)
+    window = fields.window("sliding_window", 4096)
     is_sliding = [(index + 1) % pattern != 0 for index in range(n_layers)]
     wide, local = _gemma3_ropes(fields, head_dim)
     layers = _with_windows(fields, [LayerConfig(wide)] * n_layers, window, is_sliding)
@@ -55,7 +55,7 @@ def _gemma3_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig
 
 def _mistral_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """One window in all layers, or none in any."""
-    window = fields.optional_integer("sliding_window", 4096)
+    window = fields.window("sliding_window", 4096)
     types = _layer_types(fields, n_layers) or ()
     if any(kind != ("full_attention" if window is None else "sliding_attention") for kind in types):
         raise fields.error("layer_types", "must all be alike: this architecture has one window in all layers")
@@ -65,14 +65,12 @@ def _mistral_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[Layer
 def _phi3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """One window in all layers, or none; its long rope has had three names."""
     rope = read_rope(fields, head_dim, old_names=_PHI3_ROPES, may_be_partial=True, original=4096)
-    return (LayerConfig(rope, fields.optional_integer("sliding_window")),) * n_layers
+    return (LayerConfig(rope, fields.window("sliding_window")),) * n_layers
 
 
 def _qwen_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[LayerConfig, ...]:
     """Windows from layer ``max_window_layers`` on, where they are used at all."""
-    window = (
-        fields.optional_integer("sliding_window", 4096) if fields.flag("use_sliding_window", default=False) else None
-    )
+    window = fields.window("sliding_window", 4096) if fields.flag("use_sliding_window", default=False) else None
     first = fields.integer("max_window_layers", default=28)
     is_sliding = [window is not None and index >= first for index in range(n_layers)]
     return _with_windows(fields, [LayerConfig(read_rope(fields, head_dim))] * n_layers, window, is_sliding)
@@ -85,7 +83,7 @@ def _smollm3_layers(fields: Fields, n_layers: int, head_dim: int) -> tuple[Layer
     flags = fields.ids("no_rope_layers") or tuple(int((index + 1) % max(interval, 1) != 0) for index in range(n_layers))
     if len(flags) < n_layers or set(flags) - {0, 1} or interval < 1:
         raise fields.error("no_rope_layers", f"must have {n_layers} entries that are 0 (no rope) or 1")
-    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", default=False) else None
+    window = fields.window("sliding_window") if fields.flag("use_sliding_window", default=False) else None
     layers = [LayerConfig(rope if flag else None) for flag in flags[:n_layers]]
     return _with_windows(fields, layers, window, [window is not None and layer.rope is None for layer in layers])
 

@@ -67,4 +67,6 @@ def _dim(fields: Fields, rope: Fields, head_dim: int, may_be_partial: bool) -> i
         return None
     if not may_be_partial:
         raise fields.error("partial_rotary_factor", f"{share} is not supported; only whole heads are rotated")
+    if abs(share) > 1e6:  # times a size it may be infinite; what is merely too large is refused by the rope itself
+        raise fields.error("partial_rotary_factor", "must be above 0 and at most 1")
     return int(head_dim * share)

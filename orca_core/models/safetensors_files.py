@@ -85,7 +85,14 @@ def _weight_files(source: ModelSource) -> list[Path]:
     files: list[Path] = []
     for name in sorted(set(map(str, weight_map.values()))):
         # the index comes with the model: it must not be able to point outside its folder
-        if Path(name).name != name or not (source.folder / name).is_file():
+        if Path(name).name != name or not _is_file(source.folder / name):
             raise ModelLoadError(source.name, f"{_INDEX} names {name!r}, which is not in the folder")
         files.append(source.folder / name)
     return files
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is longer than names can be
+        return False

@@ -6,13 +6,15 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
 from orca_core.detokenizer import IncrementalDecoder, PieceTable, WindowDecoder, decoder_for, read_rules, spell
-from orca_core.errors import InvalidRequestError, ModelLoadError
+from orca_core.errors import InvalidRequestError, ModelLoadError, OrcaError
 from orca_core.source import ModelSource
 from orca_core.tokenizer.loading import load_inner
+from orca_core.tokenizer.panics import TokenizerPanicError, panics_as_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +28,9 @@ _INTERNALS: Final = re.compile(
 
 _LONG_TEXT: Final = 4096
 """Characters from which on a text is encoded with the interpreter lock released: 2 MB take about a second."""
+
+_SAMPLE: Final = "Hello, world! 12 \u00e9\u00df \u65e5\u672c\n"
+"""Read once at load: letters, digits, marks, accents and another script."""
 
 _CUT: Final = "\ufdd0"
 """Put into special tokens that a chat message spells out. A Unicode noncharacter: no text has a use for it."""
@@ -58,8 +63,23 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: ModelSource) -> Self:
-        """From the model's own files. Raises ``ModelLoadError``."""
-        return cls(load_inner(source))
+        """From the model's own files. Raises ``ModelLoadError``, also where it cannot read a line of text."""
+        try:
+            with panics_as_errors():
+                made = cls(load_inner(source))
+                made._try_out()
+        except OrcaError:
+            raise
+        except Exception as error:  # of a library that was handed odd files
+            raise ModelLoadError(source.name, f"tokenizer: {type(error).__name__}: {error}") from error
+        return made
+
+    def _try_out(self) -> None:
+        """Some rules are looked at only when a text meets them. That a text is refused is no fault of the tokenizer."""
+        ids: list[int] = []
+        with suppress(InvalidRequestError):
+            ids = self._encoded(_SAMPLE, "prompt", add_special_tokens=True)
+        self.decode(ids)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -82,7 +102,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens the tokenizer puts around one (such as BOS).
 
-        Raises ``InvalidRequestError`` for text that is no Unicode (lone surrogates).
+        Raises ``InvalidRequestError`` for text that is no Unicode (lone surrogates), or that the library cannot read.
         """
         return self._encode(text, "prompt", add_special_tokens=True)
 
@@ -109,10 +129,24 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(field, "must be valid Unicode, without lone surrogates") from None
-        if len(text) < _LONG_TEXT:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        else:  # the one call of the library that releases the interpreter lock
-            encoding = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        try:
+            return self._encoded(text, field, add_special_tokens=add_special_tokens)
+        except TokenizerPanicError:
+            logger.exception("a text of %d characters made the tokenizer panic", len(text))
+            raise InvalidRequestError(field, "the model's tokenizer cannot read this text") from None
+
+    def _encoded(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            with panics_as_errors():
+                if len(text) < _LONG_TEXT:
+                    encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+                else:  # the one call of the library that releases the interpreter lock
+                    encoding = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        except TokenizerPanicError:
+            raise
+        except Exception as error:  # such as a word that is not in a vocabulary without one for the unknown
+            logger.warning("a text of %d characters was not encoded: %s", len(text), type(error).__name__)
+            raise InvalidRequestError(field, "the model's tokenizer cannot read this text") from None
         ids: list[int] = encoding.ids
         return ids
 
@@ -148,7 +182,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, without special tokens and with spaces as they are: what a stream's text adds up to."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+        with panics_as_errors():  # in the engine's loop, which no single request may end
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token in the middle of a text; empty for special and unknown ids."""

@@ -8,10 +8,12 @@ import struct
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
-from orca_core.errors import ModelLoadError
+from orca_core.errors import InvalidRequestError, ModelLoadError
 from orca_core.source import ModelSource, resolve_source
 from orca_core.tokenizer import Tokenizer
+from orca_core.tokenizer.panics import panics_as_errors
 from tests.core.tiny_tokenizers import save_byte_level
 
 
@@ -23,6 +25,55 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 5))
     with pytest.raises(ModelLoadError, match="tokenizer"):
         Tokenizer.load(ModelSource("broken", "gguf", tmp_path, file))
+
+
+PANICS = [
+    ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+    ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+]
+"""Of tokenizers 0.22: the library does not look at them before a text comes, and then it panics."""
+
+
+def change_tokenizer(folder: Path, **changes: object) -> ModelSource:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return ModelSource("odd", "safetensors", folder)
+
+
+@pytest.mark.parametrize(("field", "value"), PANICS)
+def test_a_tokenizer_that_panics_is_not_loaded(tmp_path: Path, field: str, value: object) -> None:
+    source = change_tokenizer(save_byte_level(tmp_path), **{field: value})
+    with pytest.raises(ModelLoadError, match="TokenizerPanicError"):
+        Tokenizer.load(source)
+
+
+def test_a_panic_later_is_an_error_of_the_request(tmp_path: Path) -> None:
+    """None is known of a text and not of a tokenizer, so one is made: the same rule, put there after loading."""
+    source = ModelSource("fine", "safetensors", save_byte_level(tmp_path))
+    tokenizer = Tokenizer.load(source)
+    tokenizer._backend.pre_tokenizer = Backend.from_file(
+        str(change_tokenizer(tmp_path, pre_tokenizer=PANICS[1][1]).folder / "tokenizer.json")
+    ).pre_tokenizer
+    for text in ("hello", "hello" * 2000):
+        with pytest.raises(InvalidRequestError, match="prompt: the model's tokenizer cannot read"):
+            tokenizer.encode(text)
+        with pytest.raises(InvalidRequestError, match="messages: the model's tokenizer cannot read"):
+            tokenizer.encode_chat([("user", text)])
+
+
+def test_a_text_without_a_word_for_it_is_refused(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path)
+    model = {"type": "WordLevel", "vocab": {"<s>": 0, "</s>": 1, "<|end|>": 2, "hello": 3}, "unk_token": "<unk>"}
+    tokenizer = Tokenizer.load(change_tokenizer(folder, model=model, pre_tokenizer={"type": "Whitespace"}))
+    assert tokenizer.encode("hello hello") == [3, 3]
+    with pytest.raises(InvalidRequestError, match="cannot read this text"):
+        tokenizer.encode("goodbye")
+
+
+def test_only_panics_are_turned_into_errors() -> None:
+    for kind in (KeyboardInterrupt, ValueError):
+        with pytest.raises(kind), panics_as_errors():
+            raise kind
 
 
 def test_code_of_a_model_is_never_run(tmp_path: Path) -> None:

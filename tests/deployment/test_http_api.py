@@ -176,6 +176,18 @@ async def test_sampling_fields_arrive(client: httpx.AsyncClient, service: FakeSe
     assert sampling.logit_bias == {3: 1, 4: -2.5}
 
 
+async def test_the_range_of_top_k_is_told_as_it_is(client: httpx.AsyncClient, service: FakeService) -> None:
+    for top_k in (-2, 2**31):
+        response = await client.post("/v1/completions", json={"prompt": "x", "top_k": top_k})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].endswith(
+            "must be an integer in [0, 2147483647], or -1; 0 and -1 are off"
+        )
+    for top_k in (-1, 0, 2**31 - 1):
+        assert (await client.post("/v1/completions", json={"prompt": "x", "top_k": top_k})).status_code == 200
+    assert [call.sampling.top_k for call in service.calls] == [0, 0, 2**31 - 1]
+
+
 async def test_content_parts_and_roles(client: httpx.AsyncClient, service: FakeService) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]

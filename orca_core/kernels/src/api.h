@@ -1,7 +1,8 @@
 // What Python sees: plain structures (mirrored in native.py, field by field) and C functions.
 //
 // Sizes are in elements unless they say bytes. Rows of a matrix lie `stride` elements apart. Nothing here checks
-// anything: native.py does, before it calls.
+// anything: native.py does, before it calls. Functions that return int32_t say 0, or 1: memory ran out, or 2: something
+// else went wrong; what they were to write is undefined then.
 #pragma once
 
 #include <cstdint>
@@ -84,17 +85,17 @@ ORCA_API int64_t orca_packed_bytes(int64_t n_out, int64_t n_in);
 
 // Packs bfloat16 weight [n_out, n_in]. gated: its first half are gates, its second half what they let through; the two
 // are laid side by side, 16 and 16.
-ORCA_API void orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads);
+ORCA_API int32_t orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads);
 
 // float32 y [n_rows, n_out] of bfloat16 x [n_rows, n_in].
-ORCA_API void orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads);
+ORCA_API int32_t orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads);
 
 // Attention of q over the pool. q and out: bfloat16 [rows, n_heads, head_dim].
-ORCA_API void orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
+ORCA_API int32_t orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
                  int64_t q_stride, const void* keys, const void* values, void* out, int64_t out_stride,
                  int32_t n_threads);
 
-// A whole iteration: K and V of all rows are written, the logits of sample_rows computed. Not 0: memory ran out.
+// A whole iteration: K and V of all rows are written, the logits of sample_rows computed.
 ORCA_API int32_t orca_forward(const orca_model* model, const orca_batch* batch);
 
 // How a row is drawn from (orca_core/sampling). temperature 0: its largest logit. top_k: 0 = off; top_p: 1 = off;
@@ -119,7 +120,7 @@ ORCA_API int32_t orca_logprobs(const float* logits, int64_t n_rows, int64_t voca
 ORCA_API void orca_advise(void* memory, int64_t bytes);
 
 // Time: bytes read a second by n_threads over `bytes`, in the way of `method` (0 loads, 1 with prefetches); products a
-// second of the instruction the tiles are built on.
+// second of the instruction the tiles are built on. 0: memory ran out.
 ORCA_API double orca_read_rate(const void* memory, int64_t bytes, int32_t method, int32_t n_threads);
 ORCA_API double orca_product_rate(int32_t n_threads);
 }

@@ -340,10 +340,12 @@ void attend(Workers::Session& workers, const Attention& attention) {
 
 using namespace orca;
 
-void orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
-                 int64_t q_stride, const void* keys, const void* values, void* out, int64_t out_stride,
-                 int32_t n_threads) {
-  Workers::Session workers(n_threads);
-  attend(workers, {*spans, *heads, *spec, {static_cast<const bf16*>(q), q_stride}, static_cast<const bf16*>(keys),
-                   static_cast<const bf16*>(values), static_cast<bf16*>(out), out_stride});
+int32_t orca_attend(const orca_spans* spans, const orca_heads* heads, const orca_attention_spec* spec, const void* q,
+                    int64_t q_stride, const void* keys, const void* values, void* out, int64_t out_stride,
+                    int32_t n_threads) {
+  return guarded([&] {
+    Workers::Session workers(n_threads);
+    attend(workers, {*spans, *heads, *spec, {static_cast<const bf16*>(q), q_stride}, static_cast<const bf16*>(keys),
+                     static_cast<const bf16*>(values), static_cast<bf16*>(out), out_stride});
+  });
 }

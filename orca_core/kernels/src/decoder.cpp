@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -135,12 +134,7 @@ class Iteration {
 }  // namespace orca
 
 int32_t orca_forward(const orca_model* model, const orca_batch* batch) {
-  try {
-    orca::Iteration(*model, *batch).run();
-    return 0;
-  } catch (const std::exception&) {
-    return 1;
-  }
+  return orca::guarded([&] { orca::Iteration(*model, *batch).run(); });
 }
 
 void orca_advise(void* memory, int64_t bytes) {

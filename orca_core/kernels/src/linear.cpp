@@ -88,6 +88,23 @@ void pack_panel(const bf16* weight, pair* packed, const int64_t (&columns)[kPane
   }
 }
 
+void pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, bool gated, int n_threads) {
+  Workers::Session workers(n_threads);
+  const int64_t panels = n_panels(n_out), in_part = panels / kMaxParts + 1;
+  workers.run(static_cast<int>((panels + in_part - 1) / in_part), [&](int part) {
+    for (int64_t panel = part * in_part; panel < std::min(panels, (part + 1) * in_part); ++panel) {
+      int64_t columns[kPanel];
+      for (int i = 0; i < kPanel; ++i) {
+        const int64_t plain = panel * kPanel + i, gate = panel * kLanes + i % kLanes;
+        const int64_t gate_or_up = gate < n_out / 2 ? gate + (i < kLanes ? 0 : n_out / 2) : -1;
+        columns[i] = gated ? gate_or_up : (plain < n_out ? plain : -1);
+      }
+      pair* to = static_cast<pair*>(packed) + panel * kPanel * n_pairs(n_in);
+      pack_panel(static_cast<const bf16*>(weight), to, columns, n_in);
+    }
+  });
+}
+
 }  // namespace
 
 void apply(Workers::Session& workers, const orca_linear& linear, Rows16 x, int64_t n_rows, Target y) {
@@ -114,24 +131,13 @@ int64_t orca_packed_bytes(int64_t n_out, int64_t n_in) {
   return n_panels(n_out) * kPanel * n_pairs(n_in) * static_cast<int64_t>(sizeof(pair));
 }
 
-void orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads) {
-  Workers::Session workers(n_threads);
-  const int64_t panels = n_panels(n_out), in_part = panels / kMaxParts + 1;
-  workers.run(static_cast<int>((panels + in_part - 1) / in_part), [&](int part) {
-    for (int64_t panel = part * in_part; panel < std::min(panels, (part + 1) * in_part); ++panel) {
-      int64_t columns[kPanel];
-      for (int i = 0; i < kPanel; ++i) {
-        const int64_t plain = panel * kPanel + i, gate = panel * kLanes + i % kLanes;
-        const int64_t gate_or_up = gate < n_out / 2 ? gate + (i < kLanes ? 0 : n_out / 2) : -1;
-        columns[i] = gated != 0 ? gate_or_up : (plain < n_out ? plain : -1);
-      }
-      pair* to = static_cast<pair*>(packed) + panel * kPanel * n_pairs(n_in);
-      pack_panel(static_cast<const bf16*>(weight), to, columns, n_in);
-    }
-  });
+int32_t orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads) {
+  return guarded([&] { pack(weight, packed, n_out, n_in, gated != 0, n_threads); });
 }
 
-void orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads) {
-  Workers::Session workers(n_threads);
-  apply(workers, *linear, {static_cast<const bf16*>(x), linear->n_in}, n_rows, {y, linear->n_out, Into::kFloat});
+int32_t orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads) {
+  return guarded([&] {
+    Workers::Session workers(n_threads);
+    apply(workers, *linear, {static_cast<const bf16*>(x), linear->n_in}, n_rows, {y, linear->n_out, Into::kFloat});
+  });
 }

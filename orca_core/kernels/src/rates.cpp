@@ -25,24 +25,19 @@ uint32_t read_all(const char* from, int64_t bytes, bool prefetch) {
   return static_cast<uint32_t>(_mm512_reduce_add_epi32(_mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d))));
 }
 
-}  // namespace
-}  // namespace orca
-
-using namespace orca;
-
-double orca_read_rate(const void* memory, int64_t bytes, int32_t method, int32_t n_threads) {
+double read_rate(const void* memory, int64_t bytes, bool prefetch, int32_t n_threads) {
   Workers::Session workers(n_threads);
   constexpr int kParts = 256;
   std::atomic<uint32_t> sink{0};
   const int64_t each = bytes / kParts;
   const Clock::time_point start = Clock::now();
   workers.run(kParts, [&](int part) {
-    sink += read_all(static_cast<const char*>(memory) + part * each, each, method == 1);
+    sink += read_all(static_cast<const char*>(memory) + part * each, each, prefetch);
   });
   return static_cast<double>(each) * kParts / seconds_since(start);
 }
 
-double orca_product_rate(int32_t n_threads) {
+double product_rate(int32_t n_threads) {
   Workers::Session workers(n_threads);
   constexpr int kParts = 64, kPairs = 64, kRounds = 800;  // 11 KB: they stay in the nearest cache
   std::atomic<float> sink{0};
@@ -59,4 +54,19 @@ double orca_product_rate(int32_t n_threads) {
     sink.store(_mm512_reduce_add_ps(all), std::memory_order_relaxed);
   });
   return 2.0 * kParts * kRounds * kMaxRows * kPairs * 2 * kPanel / seconds_since(start);
+}
+
+}  // namespace
+}  // namespace orca
+
+double orca_read_rate(const void* memory, int64_t bytes, int32_t method, int32_t n_threads) {
+  double rate = 0;
+  orca::guarded([&] { rate = orca::read_rate(memory, bytes, method == 1, n_threads); });
+  return rate;
+}
+
+double orca_product_rate(int32_t n_threads) {
+  double rate = 0;
+  orca::guarded([&] { rate = orca::product_rate(n_threads); });
+  return rate;
 }

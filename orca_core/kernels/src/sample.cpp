@@ -235,48 +235,38 @@ int64_t choose(const float* logits, int64_t vocab, float peak, const orca_draw& 
 
 int32_t orca_sample(const float* logits, int64_t n_rows, int64_t vocab, const orca_draw* draws, int64_t* ids,
                     uint8_t* sound, int32_t n_threads) {
-  std::atomic<int32_t> failed{0};
-  orca::Workers::Session workers(n_threads);
-  workers.run(static_cast<int>(n_rows), [&](int i) {
-    const float* row = logits + i * vocab;
-    float peak;
-    ids[i] = 0;
-    sound[i] = orca::find_peak(row, vocab, &peak);
-    try {
-      if (sound[i]) ids[i] = orca::choose(row, vocab, peak, draws[i]);
-    } catch (const std::bad_alloc&) {
-      failed = 1;
-    }
+  return orca::guarded([&] {
+    orca::Workers::Session workers(n_threads);
+    workers.run(static_cast<int>(n_rows), [&](int i) {
+      const float* row = logits + i * vocab;
+      float peak;
+      sound[i] = orca::find_peak(row, vocab, &peak);
+      ids[i] = sound[i] ? orca::choose(row, vocab, peak, draws[i]) : 0;
+    });
   });
-  return failed;
 }
 
 int32_t orca_logprobs(const float* logits, int64_t n_rows, int64_t vocab, int64_t n_top, const int64_t* chosen,
                       float* chosen_values, int64_t* ids, float* values, int32_t n_threads) {
-  std::atomic<int32_t> failed{0};
-  orca::Workers::Session workers(n_threads);
-  workers.run(static_cast<int>(n_rows), [&](int i) {
-    const float* row = logits + i * vocab;
-    float peak;
-    const bool is_sound = orca::find_peak(row, vocab, &peak);
-    const double sum = is_sound ? orca::normaliser(row, vocab, peak) : 0.0;
-    const auto value = [&](int64_t id) {
-      return is_sound ? static_cast<float>(static_cast<double>(row[id]) - peak - sum)
-                      : -std::numeric_limits<float>::infinity();
-    };
-    chosen_values[i] = value(chosen[i]);
-    auto& keys = orca::own_scratch().keys;
-    try {
+  return orca::guarded([&] {
+    orca::Workers::Session workers(n_threads);
+    workers.run(static_cast<int>(n_rows), [&](int i) {
+      const float* row = logits + i * vocab;
+      float peak;
+      const bool is_sound = orca::find_peak(row, vocab, &peak);
+      const double sum = is_sound ? orca::normaliser(row, vocab, peak) : 0.0;
+      const auto value = [&](int64_t id) {
+        return is_sound ? static_cast<float>(static_cast<double>(row[id]) - peak - sum)
+                        : -std::numeric_limits<float>::infinity();
+      };
+      chosen_values[i] = value(chosen[i]);
+      auto& keys = orca::own_scratch().keys;
       if (is_sound) orca::find_best(row, vocab, peak, n_top, keys);
-    } catch (const std::bad_alloc&) {
-      failed = 1;
-      return;
-    }
-    for (int64_t j = 0; j < n_top; ++j) {
-      const int64_t id = is_sound ? static_cast<int64_t>(keys[j] & 0xffffffffu) : j;
-      ids[i * n_top + j] = id;
-      values[i * n_top + j] = value(id);
-    }
+      for (int64_t j = 0; j < n_top; ++j) {
+        const int64_t id = is_sound ? static_cast<int64_t>(keys[j] & 0xffffffffu) : j;
+        ids[i * n_top + j] = id;
+        values[i * n_top + j] = value(id);
+      }
+    });
   });
-  return failed;
 }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace orca {
 namespace {
@@ -20,31 +21,40 @@ std::atomic<Workers*> g_shared{nullptr};
 Workers& Workers::shared() {
   static std::once_flag once;
   std::call_once(once, [] {
-    g_shared = new Workers();  // never deleted: its threads end with the process
-    pthread_atfork(nullptr, nullptr, [] { g_shared = new Workers(); });  // a child has none of its parent's threads
+    pthread_atfork(nullptr, nullptr, [] { g_shared = nullptr; });  // a child has none of its parent's threads
   });
-  return *g_shared;
+  Workers* now = g_shared;
+  if (now == nullptr) {
+    auto made = std::make_unique<Workers>();
+    if (g_shared.compare_exchange_strong(now, made.get())) now = made.release();  // its threads end with the process
+  }
+  return *now;
 }
 
 Workers::Session::Session(int n_threads) : workers_(&shared()), n_threads_(1) {
   if (n_threads <= 1 || !workers_->taken_.try_lock()) return;
-  n_threads_ = n_threads < kMaxThreads ? n_threads : kMaxThreads;
-  workers_->grow(n_threads_);
+  n_threads_ = workers_->grow(n_threads < kMaxThreads ? n_threads : kMaxThreads);
+  if (n_threads_ == 1) workers_->taken_.unlock();
 }
 
 Workers::Session::~Session() {
   if (n_threads_ > 1) workers_->taken_.unlock();
 }
 
-void Workers::grow(int n_threads) {
-  for (; n_alive_ < n_threads; ++n_alive_) {
-    std::thread(&Workers::live, this, n_alive_, epoch_.load()).detach();
+int Workers::grow(int n_threads) noexcept {
+  try {
+    for (; n_alive_ < n_threads; ++n_alive_) {
+      std::thread(&Workers::live, this, n_alive_, epoch_.load()).detach();
+    }
+  } catch (const std::exception&) {  // a limit on processes or on memory: those that are there do it
   }
+  return n_alive_ < n_threads ? n_alive_ : n_threads;
 }
 
 void Workers::publish(int n_threads, int n_parts, Call call, const void* context) {
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   left_.store(n_parts, std::memory_order_relaxed);
+  failed_.store(false, std::memory_order_relaxed);
   call_.store(call, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   n_shares_.store(n_threads, std::memory_order_relaxed);
@@ -66,6 +76,7 @@ void Workers::publish(int n_threads, int n_parts, Call call, const void* context
       std::this_thread::sleep_for(std::chrono::microseconds(20));  // somebody was taken off the CPU amid a part
     }
   }
+  if (failed_.load(std::memory_order_relaxed)) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 void Workers::live(int self, uint32_t seen) {
@@ -95,7 +106,11 @@ void Workers::work(uint32_t epoch, int self) {
     const int share = (self + i) % n_shares;
     // what was read above is this epoch's if a part can be taken: the next one is published after all parts are done
     for (int part; take(epoch, share, i != 0, &part);) {
-      call(context, part);
+      try {
+        call(context, part);
+      } catch (...) {  // not out of a thread, nor out of the caller while others work on what lies on its stack
+        if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+      }
       left_.fetch_sub(1, std::memory_order_release);
     }
   }

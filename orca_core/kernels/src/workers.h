@@ -8,8 +8,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 
 namespace orca {
 
@@ -18,7 +21,8 @@ constexpr int kMaxParts = 65535;
 
 class Workers {
  public:
-  // The threads of this process, for as long as the object lives. Whoever comes while they are taken works alone.
+  // The threads of this process, for as long as the object lives. Whoever comes while they are taken works alone, and
+  // where the system gives no more threads there are fewer than were asked for.
   class Session {
    public:
     explicit Session(int n_threads);
@@ -29,6 +33,7 @@ class Workers {
     int n_threads() const { return n_threads_; }
 
     // Calls task(i) once for each 0 <= i < n_parts (at most kMaxParts), neighbours on the same thread where possible.
+    // What a task throws is thrown here, once no task is being run any more.
     template <class Task>
     void run(int n_parts, const Task& task) {
       if (n_threads_ == 1 || n_parts <= 1) {
@@ -54,7 +59,7 @@ class Workers {
   };
 
   static Workers& shared();
-  void grow(int n_threads);
+  int grow(int n_threads) noexcept;
   void publish(int n_threads, int n_parts, Call call, const void* context);
   void work(uint32_t epoch, int self);
   void live(int self, uint32_t seen);
@@ -69,8 +74,26 @@ class Workers {
   alignas(64) std::atomic<uint32_t> epoch_{0};
   alignas(64) std::atomic<int> left_{0};
   alignas(64) std::atomic<int> n_asleep_{0};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // written by whoever set failed_, read when no part is left
   std::mutex sleep_;
   std::condition_variable wake_;
 };
+
+// What a C function returns of a body that may throw, for nothing may be thrown at a caller in C. 0: it did not; 1:
+// memory ran out; 2: something else.
+template <class Body>
+int32_t guarded(const Body& body) noexcept {
+  try {
+    body();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  } catch (const std::length_error&) {  // a vector of more than there could be
+    return 1;
+  } catch (...) {
+    return 2;
+  }
+}
 
 }  // namespace orca

@@ -92,6 +92,52 @@ def test_a_compiler_that_fails_leaves_nothing(tmp_path: Path, compiler: Callable
     assert build((), compiler=str(compiler()), cache=cache).read_text() == "library\n"
 
 
+@pytest.mark.parametrize("damage", ["cut", "emptied", "turned", "no sum", "empty sum", "odd sum"])
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, compiler: Callable[[str], Path], damage: str) -> None:
+    """Whoever maps a file that ends too early dies of SIGBUS."""
+    path, cache = str(compiler()), tmp_path / "cache"
+    library = build((), compiler=path, cache=cache)
+    sums = library.with_suffix(".sha256")
+    {
+        "cut": lambda: library.write_text("libr"),
+        "emptied": lambda: library.write_text(""),
+        "turned": lambda: library.write_text("librarx\n"),
+        "no sum": sums.unlink,
+        "empty sum": lambda: sums.write_text(""),
+        "odd sum": lambda: sums.write_bytes(b"\xff\xfe"),
+    }[damage]()
+    for _ in range(2):
+        assert build((), compiler=path, cache=cache).read_text() == "library\n"
+    assert calls(tmp_path) == 2
+
+
+def test_an_old_mapping_outlives_a_new_build(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    """The file is replaced, never written to: other processes run what is in it."""
+    path, cache = str(compiler()), tmp_path / "cache"
+    library = build((), compiler=path, cache=cache)
+    library.write_text("damaged")
+    with library.open() as mapped:
+        build((), compiler=path, cache=cache)
+        assert mapped.read() == "damaged"
+
+
+def test_what_a_killed_build_left_is_swept(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    path, cache = str(compiler()), tmp_path / "cache"
+    library = build((), compiler=path, cache=cache)
+    (cache / f"{library.stem}-abc").mkdir()
+    (cache / f"{library.stem}-abc" / library.name).write_text("half")
+    (cache / "orca-other-abc").mkdir()  # another library's, which may be being built
+    library.unlink()
+    build((), compiler=path, cache=cache)
+    left = {each.name for each in cache.iterdir()}
+    assert left == {library.name, f"{library.stem}.sha256", f"{library.stem}.lock", "orca-other-abc"}
+
+
+def test_a_compiler_that_makes_nothing(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
+    with pytest.raises(KernelError, match="empty library"):
+        build((), compiler=str(compiler(': > "$1"')), cache=tmp_path / "cache")
+
+
 def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()

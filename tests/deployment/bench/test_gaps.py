@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 from deployment.bench.gaps import gaps_config, summarise
 from deployment.cli.main import app
 from orca_core.config import EngineConfig
+from orca_core.executor import LoadedModel
 from orca_core.iterations import Iteration, IterationPart
 
 
@@ -46,3 +47,31 @@ def test_unusable_budgets(budgets: str) -> None:
     result = CliRunner().invoke(app, ["bench", "gaps", "--budgets", budgets])
     assert isinstance(result.exception, Exception)
     assert "--budgets" in str(result.exception)
+
+
+@pytest.fixture
+def loaded(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+    monkeypatch.setattr("orca_core.loader.load_engine_model", lambda _: model)
+    return model
+
+
+def test_gaps_says_how_far_it_is_and_what_the_model_takes(loaded: LoadedModel) -> None:
+    arguments = ["bench", "gaps", "--budgets", "256,512", "--streams", "2", "--length", "100000"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    said = " ".join(result.stderr.split())
+    assert "1 of 2, max_batch_tokens 256 2 of 2, max_batch_tokens 512" in said
+    assert f"takes {loaded.info.max_model_len} tokens" in said
+    assert "not for 100000" in said
+    assert "max_batch_tokens 256" not in result.stdout
+    result = CliRunner().invoke(app, [*arguments[:-1], "1024"], catch_exceptions=False)
+    assert "the long prompt is made for them" not in " ".join(result.stderr.split())
+
+
+@pytest.mark.usefixtures("loaded")
+def test_exactness_says_how_far_it_is() -> None:
+    result = CliRunner().invoke(
+        app, ["bench", "exactness", "--requests", "3", "--new-tokens", "4"], catch_exceptions=False
+    )
+    lines = result.stderr.splitlines()
+    assert "3 requests of 4 tokens, each alone" in lines
+    assert [line[:6] for line in lines[2:]] == [f"{i} of 5" for i in range(1, 6)]
