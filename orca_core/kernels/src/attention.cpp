@@ -1,8 +1,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <utility>
 
 namespace orca {
@@ -309,21 +307,6 @@ void merge_partials(const Attention& a, const std::vector<Item>& items, const fl
 }
 
 }  // namespace
-
-void* Scratch::get(size_t bytes) {
-  if (bytes > bytes_) {
-    std::free(memory_);
-    bytes_ = (bytes + 4095) / 4096 * 4096;
-    memory_ = std::aligned_alloc(64, bytes_);
-    if (memory_ == nullptr) {
-      bytes_ = 0;
-      throw std::bad_alloc();
-    }
-  }
-  return memory_;
-}
-
-Scratch::~Scratch() { std::free(memory_); }
 
 void attend(Workers::Session& workers, const Attention& attention) {
   int n_partials = 0;
