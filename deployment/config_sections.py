@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from orca_core.config import EMBEDDED_MODEL, Device, Dtype
+from orca_core.config import EMBEDDED_MODEL, Device, Dtype, Quantization
 from orca_core.params import MAX_STOP_STRINGS, SAMPLING_RANGES
 
 API_KEYS_ENVIRONMENT: Final = "ORCA_API_KEYS_FILE"
@@ -26,14 +26,15 @@ class ModelSection(Section):
     """``id``: what clients call the model; derived from ``source`` when left out.
 
     ``source``: embedded name, local folder with safetensors, ``.gguf`` file, or hub id; ``revision``: of a hub id.
-    ``dtype``: of weights and K/V. ``quantization``: ``none`` = weights are held in ``dtype``, whatever the file holds.
+    ``dtype``: of weights and K/V. ``quantization``: ``none`` = weights are held in ``dtype``, whatever the file holds;
+    ``int8``, ``int4`` = as integers with scales, on CPUs: see docs/cpu.md.
     """
 
     source: str = Field(default=EMBEDDED_MODEL, min_length=1)
     id: str = Field(default="", max_length=200)
     dtype: Dtype = "auto"
     revision: str | None = None
-    quantization: Literal["none"] = "none"
+    quantization: Quantization = "none"
 
     @model_validator(mode="before")
     @classmethod

@@ -17,8 +17,8 @@ _CHUNK: Final = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How numbers are kept. ``bits``: 8 or 4; ``grouped``: a scale for each ``GROUP`` inputs of an output, float16, else
-    one for each output, float32. ``with_minimum``: a minimum beside each scale.
+    """How numbers are kept. ``bits``: 8 or 4; ``grouped``: a scale for each ``GROUP`` inputs of an output, float16,
+    else one for each output, float32. ``with_minimum``: a minimum beside each scale.
     """
 
     bits: int
@@ -34,9 +34,9 @@ INT4: Final = Format(4, grouped=True)
 class QuantisedWeight:
     """A matrix ``[n_out, n_in]`` of integers that stand for integer * scale (+ minimum).
 
-    ``integers``: int8 ``[n_out, n_in]``; or uint8 ``[n_out, (n_in + 1) // 2]``, two of 4 bits in a byte, the earlier one
-    in its lower half, 0 to 15, from which 8 is taken where there is no minimum. ``scales``, ``minima``: ``[n_out, 1]``
-    or ``[n_out, groups]``. ``dtype``: what the matrix counts as, and is in once it is dequantised.
+    ``integers``: int8 ``[n_out, n_in]``; or uint8 ``[n_out, (n_in + 1) // 2]``, two of 4 bits in a byte, the earlier
+    one in its lower half, 0 to 15, from which 8 is taken where there is no minimum. ``scales``, ``minima``:
+    ``[n_out, 1]`` or ``[n_out, groups]``. ``dtype``: what the matrix counts as, and is in once it is dequantised.
     """
 
     format: Format

@@ -195,7 +195,8 @@ def _check_quantised(weight: QuantisedWeight) -> None:
     _check(weight.scales, "scales", dtype, 2)
     if weight.minima is not None:
         _check(weight.minima, "minima", dtype, 2)
-    fits = kind.bits in (4, 8) and (weight.minima is None) != kind.with_minimum
+    fits = kind.bits in (4, 8) and (kind.grouped or not kind.with_minimum)
+    fits &= (weight.minima is None) != kind.with_minimum
     fits &= weight.integers.shape == (n_out, n_in if kind.bits == 8 else (n_in + 1) // 2)
     fits &= all(each is None or each.shape == (n_out, groups) for each in (weight.scales, weight.minima))
     if not fits:

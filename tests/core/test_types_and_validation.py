@@ -163,13 +163,22 @@ def test_a_seed_is_always_resolved() -> None:
         ("model", ""), ("dtype", "int3"), ("device", "tpu"), ("max_batch_size", 0), ("max_batch_tokens", 4),
         ("n_slots", 0), ("memory_utilization", 0.0), ("memory_utilization", 1.1), ("memory_share", 2.0),
         ("progress_timeout_s", 0.0), ("threads", 0), ("overtaking_s", -1.0), ("overtaking_s", math.nan),
-        ("max_overtakers", -1),
+        ("max_overtakers", -1), ("quantization", "int3"),
     ],
 )  # fmt: skip
 def test_engine_config_names_the_field(field: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+def test_quantised_weights_are_for_cpus() -> None:
+    EngineConfig(quantization="int8", device="cpu").check_device("cpu")
+    EngineConfig(device="cuda")
+    with pytest.raises(ConfigError, match="none on cuda"):
+        EngineConfig(quantization="int8", device="cuda")
+    with pytest.raises(ConfigError, match="none on cuda"):
+        EngineConfig(quantization="int4").check_device("cuda")
 
 
 def test_headroom_may_be_negative() -> None:

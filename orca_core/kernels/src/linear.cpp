@@ -86,8 +86,12 @@ void one_panel(const Product& p, int64_t panel, int64_t row, int64_t n_rows) {
       __m512 sums[R][2];
       for (int r = 0; r < R; ++r) sums[r][0] = start[0], sums[r][1] = start[1];
       if (quantised) {
-        const float* group_sums = p.group_sums + (row - p.first_row) * layout.n_groups();
-        multiply_quantised<R>(layout, weight, wide, rows, p.x.stride / 2, group_sums, ahead, sums);
+        const QuantisedTile<R> tile_of{layout, weight, wide, rows, static_cast<size_t>(p.x.stride / 2), ahead};
+        if (p.group_sums != nullptr) {
+          tile_of.template add_products<true>(p.group_sums + (row - p.first_row) * layout.n_groups(), sums);
+        } else {
+          tile_of.template add_products<false>(nullptr, sums);
+        }
       } else {
         multiply<R>(rows, p.x.stride / 2, reinterpret_cast<const pair*>(weight), static_cast<int>(pairs), ahead, sums);
       }
@@ -102,7 +106,7 @@ const float* all_group_sums(const Layout& layout, Rows16 x, int64_t row, int64_t
   if (layout.format.with_minimum == 0) return nullptr;
   thread_local Scratch scratch;
   auto* sums = static_cast<float*>(scratch.get(static_cast<size_t>(n * layout.n_groups()) * sizeof(float)));
-  for (int64_t i = 0; i < n; ++i) sum_groups(x.data + (row + i) * x.stride, 2 * layout.n_pairs, sums + i * layout.n_groups());
+  for (int64_t i = 0; i < n; ++i) sum_groups(x.data + (row + i) * x.stride, layout, sums + i * layout.n_groups());
   return sums;
 }
 

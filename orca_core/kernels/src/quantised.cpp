@@ -15,8 +15,8 @@ __m512i pairs_of_bytes(const char* evens, const char* odds) {
 }
 
 // A row is 16 even inputs and 16 odd ones of the first half of the columns, then of the second.
-void unpack_bytes(const char* from, int n, pair* to) {
-  for (int k = 0; k < n; ++k, from += 64, to += kPanel) {
+void unpack_bytes(const char* from, int64_t n, pair* to) {
+  for (int64_t k = 0; k < n; ++k, from += 64, to += kPanel) {
     _mm_prefetch(from + kAhead, _MM_HINT_T0);
     _mm512_store_si512(to, pairs_of_bytes(from, from + 16));
     _mm512_store_si512(to + kLanes, pairs_of_bytes(from + 32, from + 48));
@@ -42,9 +42,9 @@ struct alignas(64) Table {
 constexpr Table kAroundZero(-8), kFromZero(0);
 
 // 64 bytes are two rows: a word holds one input of one column of them, first row and first half of columns lowest.
-void unpack_nibbles(const char* from, int n, bool with_minimum, pair* to) {
+void unpack_nibbles(const char* from, int64_t n, bool with_minimum, pair* to) {
   const __m512i table = _mm512_load_si512(with_minimum ? kFromZero.values : kAroundZero.values);
-  for (int k = 0; k < n; k += 2, from += 64, to += 2 * kPanel) {
+  for (int64_t k = 0; k < n; k += 2, from += 64, to += 2 * kPanel) {
     _mm_prefetch(from + kAhead, _MM_HINT_T0);
     const __m512i words = _mm512_loadu_si512(from);
     _mm512_store_si512(to, _mm512_permutexvar_epi16(words, table));
@@ -56,7 +56,7 @@ void unpack_nibbles(const char* from, int n, bool with_minimum, pair* to) {
 
 }  // namespace
 
-void unpack_pairs(const orca_format& format, const char* from, int n, pair* to) {
+void unpack_pairs(const orca_format& format, const char* from, int64_t n, pair* to) {
   if (format.bits == 8) {
     unpack_bytes(from, n, to);
   } else {
@@ -67,14 +67,15 @@ void unpack_pairs(const orca_format& format, const char* from, int n, pair* to) 
 void unpack_panel(const Layout& layout, const char* panel, pair* to) {
   for (int64_t group = 0; group < layout.n_groups(); ++group, panel += layout.group_bytes) {
     const int64_t begin = group * layout.group_pairs, end = std::min(layout.n_pairs, begin + layout.group_pairs);
-    unpack_pairs(layout.format, panel + layout.head_bytes(), static_cast<int>(end - begin), to + begin * kPanel);
+    unpack_pairs(layout.format, panel + layout.head_bytes(), end - begin, to + begin * kPanel);
   }
 }
 
-void sum_groups(const bf16* x, int64_t n_in, float* sums) {
+void sum_groups(const bf16* x, const Layout& layout, float* sums) {
   const __m512i ones = _mm512_set1_epi16(0x3f80);
-  for (int64_t i = 0; i < n_in; i += 2 * kGroupPairs) {
-    const __m512i values = _mm512_maskz_loadu_epi16(first_halves(static_cast<int>(std::min<int64_t>(n_in - i, 32))), x + i);
+  for (int64_t k = 0; k < layout.n_pairs; k += kGroupPairs) {
+    const auto n = static_cast<int>(std::min<int64_t>(kGroupPairs, layout.n_pairs - k));
+    const __m512i values = _mm512_maskz_loadu_epi32(first_lanes(n), x + 2 * k);
     *sums++ = _mm512_reduce_add_ps(dot(_mm512_setzero_ps(), values, ones));
   }
 }

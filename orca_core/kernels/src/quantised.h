@@ -36,11 +36,14 @@ struct Layout {
   int64_t head_bytes() const { return scale_bytes * (format.with_minimum != 0 ? 2 : 1); }
 };
 
-// The numbers of `n` pairs, at most 16, of all 32 columns, as a panel of bfloat16.
-void unpack_pairs(const orca_format& format, const char* from, int n, pair* to);
+// The numbers of `n` pairs of all 32 columns, as a panel of bfloat16; for 4 bits, of an even number of pairs.
+void unpack_pairs(const orca_format& format, const char* from, int64_t n, pair* to);
 
 // A whole panel, without its scales.
 void unpack_panel(const Layout& layout, const char* panel, pair* to);
+
+// The sum of each group of 32 elements of a row, float32 [groups]: what minima are multiplied by.
+void sum_groups(const bf16* x, const Layout& layout, float* sums);
 
 // 32 scales, or minima.
 inline void read_scales(const orca_format& format, const char* from, __m512 (&to)[2]) {
@@ -51,45 +54,55 @@ inline void read_scales(const orca_format& format, const char* from, __m512 (&to
   }
 }
 
-// The sum of each group of 32 elements of a row, float32 [groups]: what minima are multiplied by.
-void sum_groups(const bf16* x, int64_t n_in, float* sums);
-
-// R rows times a panel, added to `sums`. unpacked: of unpack_panel, or null. group_sums: of the first of the rows, with
-// those of the next `n_groups` behind them; used only where there are minima.
+// R rows and one panel. unpacked: of unpack_panel, or null: pairs are unpacked here, on the way.
 template <int R>
-inline __attribute__((always_inline)) void multiply_quantised(
-    const Layout& layout, const char* panel, const pair* unpacked, const pair* x, size_t stride,
-    const float* group_sums, Ahead ahead, __m512 (&sums)[R][2]) {
-  const int64_t n_groups = layout.n_groups();
-  for (int64_t group = 0; group < n_groups; ++group, panel += layout.group_bytes) {
-    const int64_t begin = group * layout.group_pairs, end = std::min(layout.n_pairs, begin + layout.group_pairs);
-    __m512 parts[R][2], factors[2];
-    for (int r = 0; r < R; ++r) parts[r][0] = parts[r][1] = _mm512_setzero_ps();
+struct QuantisedTile {
+  const Layout& layout;
+  const char* panel;
+  const pair *unpacked, *x;
+  size_t stride;
+  Ahead ahead;
+
+  // Adds to `parts` pairs [begin, end) of a group whose pairs begin at `from`.
+  inline __attribute__((always_inline)) void multiply_pairs(int64_t begin, int64_t end, const char* from,
+                                                            __m512 (&parts)[R][2]) const {
     if (unpacked != nullptr) {
-      const Ahead here{ahead.from + begin * ahead.step, ahead.step};
+      const Ahead here{ahead.from + static_cast<size_t>(begin) * ahead.step, ahead.step};
       multiply<R>(x + begin, stride, unpacked + begin * kPanel, static_cast<int>(end - begin), here, parts);
-    } else {
-      const char* from = panel + layout.head_bytes();
-      for (int64_t k = begin; k < end; k += kGroupPairs, from += kGroupPairs * layout.row_bytes) {
-        alignas(64) pair buffer[kGroupPairs * kPanel];
-        const int n = static_cast<int>(std::min<int64_t>(kGroupPairs, end - k));
-        unpack_pairs(layout.format, from, n, buffer);
-        multiply<R, false>(x + k, stride, buffer, n, {nullptr, 0}, parts);
-      }
+      return;
     }
-    read_scales(layout.format, panel, factors);
-    for (int r = 0; r < R; ++r) {
-      sums[r][0] = _mm512_fmadd_ps(parts[r][0], factors[0], sums[r][0]);
-      sums[r][1] = _mm512_fmadd_ps(parts[r][1], factors[1], sums[r][1]);
-    }
-    if (layout.format.with_minimum == 0) continue;
-    read_scales(layout.format, panel + layout.scale_bytes, factors);
-    for (int r = 0; r < R; ++r) {
-      const __m512 sum = _mm512_set1_ps(group_sums[r * n_groups + group]);
-      sums[r][0] = _mm512_fmadd_ps(sum, factors[0], sums[r][0]);
-      sums[r][1] = _mm512_fmadd_ps(sum, factors[1], sums[r][1]);
+    for (int64_t k = begin; k < end; k += kGroupPairs, from += kGroupPairs * layout.row_bytes) {
+      alignas(64) pair buffer[kGroupPairs * kPanel];
+      const int n = static_cast<int>(std::min<int64_t>(kGroupPairs, end - k));
+      unpack_pairs(layout.format, from, n, buffer);
+      multiply<R, false>(x + k, stride, buffer, n, {nullptr, 0}, parts);
     }
   }
-}
+
+  // group_sums: of the first row, those of the others behind them; used where there are minima.
+  template <bool WithMinimum>
+  void add_products(const float* group_sums, __m512 (&sums)[R][2]) const {
+    const int64_t n_groups = layout.n_groups();
+    const char* at = panel;
+    for (int64_t group = 0; group < n_groups; ++group, at += layout.group_bytes) {
+      const int64_t begin = group * layout.group_pairs;
+      __m512 parts[R][2], scales[2], minima[2];
+      for (int r = 0; r < R; ++r) parts[r][0] = parts[r][1] = _mm512_setzero_ps();
+      multiply_pairs(begin, std::min(layout.n_pairs, begin + layout.group_pairs), at + layout.head_bytes(), parts);
+      read_scales(layout.format, at, scales);
+      if (WithMinimum) read_scales(layout.format, at + layout.scale_bytes, minima);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        if (WithMinimum) {
+          const __m512 sum = _mm512_set1_ps(group_sums[r * n_groups + group]);
+          sums[r][0] = _mm512_fmadd_ps(sum, minima[0], sums[r][0]);
+          sums[r][1] = _mm512_fmadd_ps(sum, minima[1], sums[r][1]);
+        }
+        sums[r][0] = _mm512_fmadd_ps(parts[r][0], scales[0], sums[r][0]);
+        sums[r][1] = _mm512_fmadd_ps(parts[r][1], scales[1], sums[r][1]);
+      }
+    }
+  }
+};
 
 }  // namespace orca

@@ -44,9 +44,7 @@ def weight_of(kind: Format, n_out: int, n_in: int, seed: int = 0) -> QuantisedWe
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("n_out", "n_in"), [(1, 2), (31, 64), (32, 30), (33, 66), (100, 48), (70, 1538)])
-def test_equals_torch_and_rows_do_not_depend_on_each_other(
-    kernels: Kernels, name: str, n_out: int, n_in: int
-) -> None:
+def test_equals_torch_and_rows_do_not_depend_on_each_other(kernels: Kernels, name: str, n_out: int, n_in: int) -> None:
     weight = weight_of(FORMATS[name], n_out, n_in)
     bias = torch.randn(n_out).bfloat16()
     packed = kernels.pack(weight, bias)
