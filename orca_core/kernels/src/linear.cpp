@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kPartBytes = 128 * 1024;  // of weights: what one thread takes at a time, where there is plenty
 constexpr int64_t kPartsPerThread = 8;
+constexpr int64_t kPanelsWorthSums = 8;  // each part adds up the groups of its rows anew
 constexpr int64_t kRowsWorthCutting = 4 * kMaxRows;  // fewer would read the panel for too little
 
 // Columns [column, column + 32) of R rows.
@@ -117,7 +118,8 @@ void apply(Workers::Session& workers, const orca_linear& linear, Rows16 x, int64
   const Layout layout(linear.format, linear.n_in);
   const int64_t panels = n_panels(linear.n_out), bytes = layout.panel_bytes;
   const int64_t plenty = panels / (kPartsPerThread * workers.n_threads());
-  const int64_t in_part = std::max({int64_t{1}, std::min(plenty, kPartBytes / bytes), panels / kMaxParts + 1});
+  const int64_t enough = std::max(kPartBytes / bytes, layout.format.with_minimum != 0 ? kPanelsWorthSums : 1);
+  const int64_t in_part = std::max({int64_t{1}, std::min(plenty, enough), panels / kMaxParts + 1});
   const int64_t n_parts = (panels + in_part - 1) / in_part;
   // many threads and many rows: parts of rows, too, or some threads would have a panel more to do than others
   const int64_t wanted = (kPartsPerThread * workers.n_threads() + n_parts - 1) / n_parts;
