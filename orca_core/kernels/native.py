@@ -114,7 +114,7 @@ class Kernels:
         else:
             _check(weight, "weight", torch.bfloat16, 2)
         n_out, n_in = weight.shape
-        if n_in % 2 or (gated and n_out % 2):
+        if n_in % 2 or n_in == 0 or (gated and n_out % 2):
             raise ValueError(f"a weight of {n_out} x {n_in} cannot be packed")
         kind = weight.format if isinstance(weight, QuantisedWeight) else _BFLOAT16
         c_format = _c_format(kind)

@@ -10,8 +10,8 @@
 
 extern "C" {
 
-// How the numbers of a weight are kept. bits: 16 = bfloat16; 8 and 4 = integers that stand for integer * scale (+ minimum).
-// grouped: a scale for each 32 inputs of an output, float16; else one for each output, float32. with_minimum: a minimum
+// How the numbers of a weight are kept. bits: 16 = bfloat16; 8 and 4 = integers that stand for integer * scale
+// (+ minimum). grouped: a scale for each 32 inputs of an output, float16; else one for each output, float32. with_minimum: a minimum
 // beside each scale. 8 bits are two's complement; 4 bits are 0 to 15, from which 8 is taken where there is no minimum.
 struct orca_format {
   int32_t bits, grouped, with_minimum;
@@ -97,8 +97,9 @@ ORCA_API void orca_pack(const void* weight, void* packed, int64_t n_out, int64_t
 
 // Packs integers: int8 [n_out, n_in], or two of 4 bits in a byte, the earlier one in its lower half. scales, minima:
 // float32 [n_out], or float16 [n_out, groups] where they are grouped; minima null where the format has none.
-ORCA_API void orca_pack_quantised(const void* integers, const void* scales, const void* minima, void* packed, int64_t n_out,
-                                  int64_t n_in, const orca_format* format, int32_t gated, int32_t n_threads);
+ORCA_API void orca_pack_quantised(const void* integers, const void* scales, const void* minima, void* packed,
+                                  int64_t n_out, int64_t n_in, const orca_format* format, int32_t gated,
+                                  int32_t n_threads);
 
 // float32 y [n_rows, n_out] of bfloat16 x [n_rows, n_in].
 ORCA_API void orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads);

@@ -12,8 +12,8 @@
 
 namespace orca {
 
-constexpr int kGroupPairs = 16;       // 32 inputs: one scale, and what is turned into bfloat16 at a time
-constexpr int64_t kAhead = 4096;      // bytes ahead in the stream, where all rows fit into one pass
+constexpr int kGroupPairs = 16;  // 32 inputs: one scale, and what is turned into bfloat16 at a time
+constexpr int64_t kAhead = 4096;  // bytes ahead in the stream, where all rows fit into one pass
 
 // Where things lie in a panel: for each group its scales, its minima, then its pairs.
 struct Layout {
@@ -36,7 +36,8 @@ struct Layout {
   int64_t head_bytes() const { return scale_bytes * (format.with_minimum != 0 ? 2 : 1); }
 };
 
-// The numbers of `n` pairs of all 32 columns, as a panel of bfloat16; for 4 bits, of an even number of pairs.
+// The numbers of `n` pairs of all 32 columns, as a panel of bfloat16. Those of 4 bits come two at a time: `to`
+// has room for an even number.
 void unpack_pairs(const orca_format& format, const char* from, int64_t n, pair* to);
 
 // A whole panel, without its scales.
