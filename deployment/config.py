@@ -114,6 +114,7 @@ class AppConfig(Section):
                 model=self.model.source,
                 revision=self.model.revision,
                 dtype=self.model.dtype,
+                quantization=self.model.quantization,
                 device="cpu" if engine.device == "auto" and replicas.num_gpus == 0 else engine.device,
                 max_batch_size=engine.max_batch_size,
                 max_batch_tokens=None if engine.max_batch_tokens == "auto" else engine.max_batch_tokens,
@@ -133,22 +134,29 @@ class AppConfig(Section):
                 progress_timeout_s=engine.progress_timeout_s,
             )
         except ConfigError as error:
-            section = "model" if error.field in ("revision", "dtype") else "engine"
-            raise ConfigError(f"{section}.{error.field}", error.reason) from None
+            raise _in_its_section(error) from None
 
     def _block_size(self) -> int:
-        """Slots in a block on the replicas' device. Raises ``ConfigError`` where that device cannot take it."""
+        """Slots in a block on the replicas' device. Raises ``ConfigError`` where that cannot do what is asked."""
         config = self.engine_config()
+        kind = "cuda" if self.replicas.num_gpus > 0 else "cpu"
         try:
-            return config.block_size_on("cuda" if self.replicas.num_gpus > 0 else "cpu")
+            config.check_device(kind)
+            return config.block_size_on(kind)
         except ConfigError as error:
-            raise ConfigError(f"engine.{error.field}", error.reason) from None
+            raise _in_its_section(error) from None
 
     def _memory_utilization(self) -> float | None:
         """Of a GPU, this replica's part; ``None`` = the engine's default. RAM is divided on the node, by CPUs."""
         if self.engine.memory_utilization is None and self.replicas.num_gpus > 0:
             return _GPU_MEMORY_UTILIZATION * min(1.0, self.replicas.num_gpus)
         return self.engine.memory_utilization
+
+
+def _in_its_section(error: ConfigError) -> ConfigError:
+    """An error of the engine's configuration by the name the field has here."""
+    section = "model" if error.field in ("revision", "dtype", "quantization") else "engine"
+    return ConfigError(f"{section}.{error.field}", error.reason)
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> ConfigError:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from orca_core.config import EMBEDDED_MODEL, Device, Dtype
+from orca_core.config import EMBEDDED_MODEL, Device, Dtype, Quantization
 from orca_core.params import MAX_STOP_STRINGS, SAMPLING_RANGES
 
 API_KEYS_ENVIRONMENT: Final = "ORCA_API_KEYS_FILE"
@@ -37,8 +37,9 @@ class ModelSection(Section):
     bfloat16 instructions."""
     revision: str | None = None
     """Branch, tag or commit of a hub id; null = its main branch."""
-    quantization: Literal["none"] = "none"
-    """``none`` = weights are held in ``dtype``, whatever the file holds."""
+    quantization: Quantization = "none"
+    """``none`` = weights are held in ``dtype``, whatever the file holds; ``int8``, ``int4`` = as integers with scales,
+    on CPUs (docs/cpu.md)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,8 +19,10 @@ _DEFAULT_BLOCK_SIZE: Final = {"cpu": 16, "cuda": CUDA_PAGE_MULTIPLE}
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "int4"]
 _DEVICES: Final = ("auto", "cpu", "cuda")
 _DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+_QUANTIZATIONS: Final = ("none", "int8", "int4")
 
 MAX_THREADS: Final = 1024
 """Far beyond any machine's cores; torch crashes the process over some numbers that are larger still."""
@@ -51,6 +53,9 @@ class EngineConfig:
     - ``model``: embedded name, local folder with safetensors, ``.gguf`` file, or hub id.
     - ``revision``: of a hub id. ``dtype``: ``auto`` = the checkpoint's own, or bfloat16 for a GGUF file; float32 on a
       CPU that has no bfloat16 instructions.
+    - ``quantization``: of the weights, on a CPU. ``none`` = they are held in ``dtype``, whatever the file holds;
+      ``int8``, ``int4`` = as integers with scales; head and embedding have 8 bits in both. ``dtype`` is then that of K
+      and V, ``auto`` = bfloat16. Memory is saved where the CPU kernels compute the model: see docs/cpu.md.
     - ``device``: ``auto`` = cuda where there is one.
     - ``max_batch_size``: requests in one iteration. ``max_batch_tokens``: tokens (rows) in one iteration; longer
       prompts are initiated in pieces. ``None`` = 128 on cpu, 4096 on cuda, but never below ``max_batch_size``.
@@ -75,6 +80,7 @@ class EngineConfig:
     model: str = EMBEDDED_MODEL
     revision: str | None = None
     dtype: Dtype = "auto"
+    quantization: Quantization = "none"
     device: Device = "auto"
     max_batch_size: int = 16
     max_batch_tokens: int | None = None
@@ -100,6 +106,7 @@ class EngineConfig:
         self._check("model", model != "", "must not be empty")
         self._check("revision", revision is None or isinstance(revision, str), "must be text, or left out")
         self._check_choice("dtype", _DTYPES)
+        self._check_choice("quantization", _QUANTIZATIONS)
         self._check_choice("device", _DEVICES)
         for name in ("cuda_graphs", "prefix_cache"):
             self._check(name, isinstance(getattr(self, name), bool), "must be true or false")
@@ -116,7 +123,13 @@ class EngineConfig:
         enough = self.max_batch_tokens is None or self.max_batch_tokens >= self.max_batch_size
         self._check("max_batch_tokens", enough, f"must be at least max_batch_size ({self.max_batch_size})")
         if self.device != "auto":
-            self.block_size_on(self.device)
+            self.check_device(self.device)
+
+    def check_device(self, device_type: str) -> None:
+        """Raises ``ConfigError`` where ``cpu`` or ``cuda`` cannot do what is asked for."""
+        self.block_size_on(device_type)
+        possible = device_type == "cpu" or self.quantization == "none"
+        self._check("quantization", possible, f"must be none on {device_type}: only the CPU kernels have it")
 
     def batch_tokens_on(self, device_type: str) -> int:
         """Tokens in one iteration on ``cpu`` or ``cuda``."""

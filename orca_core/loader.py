@@ -36,7 +36,7 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = pick_device(config.device)
-    config.block_size_on(device.type)  # before anything is loaded
+    config.check_device(device.type)  # before anything is loaded
     source = resolve_source(config.model, config.revision)
     tokenizer = Tokenizer.load(source)
     if device.type != "cuda":
@@ -49,7 +49,9 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, device: torch.device) -> LoadedModel:
     started = time.monotonic()
-    loaded = load_model(source, dtype=config.dtype, device=device, max_model_len=config.max_model_len)
+    loaded = load_model(
+        source, dtype=config.dtype, device=device, max_model_len=config.max_model_len, quantization=config.quantization
+    )
     block_size = config.block_size_on(device.type)
     max_model_len = loaded.config.max_position_embeddings
     decoder: AnyDecoder
@@ -79,8 +81,9 @@ def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, devic
         has_chat_template=tokenizer.has_chat_template,
     )
     logger.info(
-        "loaded %s: %s, %s, %d million parameters, on %s, in %.1f s",
-        config.model, info.architecture, info.dtype, decoder.n_parameters // 10**6, device, time.monotonic() - started,
+        "loaded %s: %s, %s, %d million parameters in %d MiB, on %s, in %.1f s",
+        config.model, info.architecture, info.dtype, decoder.n_parameters // 10**6, decoder.weight_bytes >> 20, device,
+        time.monotonic() - started,
     )  # fmt: skip
     executor = ModelExecutor(decoder, pool, attention, frozenset(eos_ids), graphs, kernels)
     return LoadedModel(executor, tokenizer, info)

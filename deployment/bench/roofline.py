@@ -133,7 +133,7 @@ class Roofline:
         weights = self._decoder.n_parameters - embedding
         flop = 2.0 * (n_rows * (weights - head) + len(batch.spans) * head)
         flop += 4.0 * seen * config.n_heads * config.head_dim * config.n_layers
-        n_bytes = weights * shape.dtype.itemsize + contexts * shape.bytes_per_slot
+        n_bytes = self._decoder.weight_bytes + contexts * shape.bytes_per_slot
         return Point(
             kind, len(batch.spans), n_rows, max(span.context for span in batch.spans), 1000 * seconds,
             1000 * attention, 1000 * n_bytes / self._ceilings.bytes_per_s, 1000 * flop / self._ceilings.flop_per_s,

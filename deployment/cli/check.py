@@ -38,10 +38,11 @@ def _plan(file: ServeFile, findings: Findings) -> list[str]:
     replicas = app.replicas
     span = "" if replicas.min == replicas.max else f" ({replicas.min} to {replicas.max})"
     slots = "measured at start" if engine.n_slots is None else str(engine.n_slots)
+    integers = "" if engine.quantization == "none" else f", weights in {engine.quantization}"
     tokens = "by device" if engine.max_batch_tokens is None else str(engine.max_batch_tokens)
     longest = "as the model can" if findings.longest is None else f"up to {findings.longest} tokens, prompt and output"
     return [
-        f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}",
+        f"model     {app.model.id} from {app.model.source}, dtype {engine.dtype}{integers}",
         f"replicas  {replicas.start}{span} on {engine.device}",
         f"each has  {replicas.num_gpus:g} GPU, {replicas.num_cpus:g} CPU",
         f"engine    batch of {engine.max_batch_size} requests, tokens {tokens}; slots {slots}",

@@ -13,11 +13,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from orca_core.kernels.structs import CAttentionSpec, CBatch, CHeads, CLinear, CModel, CSpans
+from orca_core.kernels.structs import CAttentionSpec, CBatch, CFormat, CHeads, CLinear, CModel, CSpans
+from orca_core.quantised import GROUP, Format, QuantisedWeight, Weight
 
 _SIGNATURES: Final = (
-    ("orca_packed_bytes", c_int64, (c_int64, c_int64)),
+    ("orca_packed_bytes", c_int64, (c_int64, c_int64, c_void_p)),
     ("orca_pack", c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32)),
+    ("orca_pack_quantised", c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int32,
+                                      c_int32)),
     ("orca_apply", c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_int32)),
     ("orca_attend", c_int32, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64,
                            c_int32)),
@@ -34,6 +37,7 @@ DRAW: Final = np.dtype(
 )  # fmt: skip
 """``orca_draw``."""
 _NO_MEMORY: Final = 1
+_BFLOAT16: Final = Format(16, grouped=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class SpanTable:
 class PackedLinear:
     """A projection in the kernels' layout. ``weight``: bytes; ``bias``: float32 in the order of the packed columns.
 
-    ``gated``: its first half are gates, its second half what they let through, laid side by side.
+    ``gated``: its first half are gates, its second half what they let through, laid side by side. ``format``: of the
+    bytes; 16 bits are bfloat16.
     """
 
     weight: torch.Tensor
@@ -89,12 +94,12 @@ class PackedLinear:
     n_out: int
     n_in: int
     gated: bool
+    format: Format = _BFLOAT16
 
     def c(self) -> CLinear:
         """The C structure. It points into these tensors, which must outlive it."""
-        return CLinear(
-            self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr(), self.n_out, self.n_in
-        )
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return CLinear(self.weight.data_ptr(), bias, self.n_out, self.n_in, _c_format(self.format))
 
 
 class Kernels:
@@ -110,21 +115,33 @@ class Kernels:
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-        """Pack bfloat16 ``weight`` ``[n_out, n_in]``, ``n_in`` even, and ``bias`` ``[n_out]``.
+    def pack(self, weight: Weight, bias: torch.Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        """Pack ``weight`` ``[n_out, n_in]``, bfloat16 or quantised, ``n_in`` even, and ``bias`` ``[n_out]``.
 
         Raises ``ValueError``.
         """
-        _check(weight, "weight", torch.bfloat16, 2)
+        if isinstance(weight, QuantisedWeight):
+            _check_quantised(weight)
+        else:
+            _check(weight, "weight", torch.bfloat16, 2)
         n_out, n_in = weight.shape
-        if n_in % 2 or (gated and n_out % 2):
+        if n_in % 2 or n_in == 0 or (gated and n_out % 2):
             raise ValueError(f"a weight of {n_out} x {n_in} cannot be packed")
-        packed = torch.empty(self._library.orca_packed_bytes(n_out, n_in), dtype=torch.uint8)
+        kind = weight.format if isinstance(weight, QuantisedWeight) else _BFLOAT16
+        c_format = _c_format(kind)
+        packed = torch.empty(self._library.orca_packed_bytes(n_out, n_in, byref(c_format)), dtype=torch.uint8)
         self._library.orca_advise(packed.data_ptr(), packed.numel())
-        _done(
-            self._library.orca_pack(weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads())
-        )
-        return PackedLinear(packed, None if bias is None else _pack_bias(bias, gated), n_out, n_in, gated)
+        if isinstance(weight, QuantisedWeight):
+            minima = None if weight.minima is None else weight.minima.data_ptr()
+            _done(self._library.orca_pack_quantised(
+                weight.integers.data_ptr(), weight.scales.data_ptr(), minima, packed.data_ptr(), n_out, n_in,
+                byref(c_format), gated, torch.get_num_threads(),
+            ))  # fmt: skip
+        else:
+            _done(self._library.orca_pack(
+                weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads()
+            ))  # fmt: skip
+        return PackedLinear(packed, None if bias is None else _pack_bias(bias, gated), n_out, n_in, gated, kind)
 
     def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         """float32 ``[n_rows, n_out]`` of bfloat16 ``x`` ``[n_rows, n_in]``. Raises ``ValueError``."""
@@ -227,6 +244,26 @@ def _done(status: int) -> None:
 def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, n_dims: int) -> None:
     if tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.dim() != n_dims or not tensor.is_contiguous():
         raise ValueError(f"{name} must be a contiguous {dtype} with {n_dims} dimensions on the CPU")
+
+
+def _check_quantised(weight: QuantisedWeight) -> None:
+    """What the native code relies on. Raises ``ValueError``."""
+    (n_out, n_in), kind = weight.shape, weight.format
+    groups, dtype = (-(-n_in // GROUP), torch.float16) if kind.grouped else (1, torch.float32)
+    _check(weight.integers, "integers", torch.int8 if kind.bits == 8 else torch.uint8, 2)
+    _check(weight.scales, "scales", dtype, 2)
+    if weight.minima is not None:
+        _check(weight.minima, "minima", dtype, 2)
+    fits = kind.bits in (4, 8) and (kind.grouped or not kind.with_minimum)
+    fits &= (weight.minima is None) != kind.with_minimum
+    fits &= weight.integers.shape == (n_out, n_in if kind.bits == 8 else (n_in + 1) // 2)
+    fits &= all(each is None or each.shape == (n_out, groups) for each in (weight.scales, weight.minima))
+    if not fits:
+        raise ValueError(f"a quantised weight of {n_out} x {n_in} whose parts do not fit cannot be packed")
+
+
+def _c_format(kind: Format) -> CFormat:
+    return CFormat(kind.bits, kind.grouped, kind.with_minimum)
 
 
 def _pack_bias(bias: torch.Tensor, gated: bool) -> torch.Tensor:

@@ -6,10 +6,18 @@ import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 
+class CFormat(ctypes.Structure):
+    """``orca_format``."""
+
+    _fields_ = (("bits", c_int32), ("grouped", c_int32), ("with_minimum", c_int32))
+
+
 class CLinear(ctypes.Structure):
     """``orca_linear``."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("n_out", c_int64), ("n_in", c_int64))
+    _fields_ = (
+        ("weight", c_void_p), ("bias", c_void_p), ("n_out", c_int64), ("n_in", c_int64), ("format", CFormat),
+    )  # fmt: skip
 
 
 class CSpans(ctypes.Structure):

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from orca_core.quantised import QuantisedWeight
+
 
 class Checkpoint(Protocol):
     """The tensors of one checkpoint under the names transformers gives them, whatever the file calls them."""
@@ -20,4 +22,8 @@ class Checkpoint(Protocol):
 
     def load(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in a floating dtype."""
+        ...
+
+    def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:
+        """One matrix as it is stored, counted as ``dtype``; ``None`` where it is not kept in integers that we know."""
         ...

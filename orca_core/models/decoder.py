@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
@@ -14,6 +14,7 @@ from orca_core.kv import KVPool, KVShape
 from orca_core.models.config import ModelConfig
 from orca_core.models.layers import ACTIVATIONS, LayerWeights, Linear, Norm, gated_mlp, plain_mlp, project_qkv
 from orca_core.models.rope import RotaryTable
+from orca_core.quantised import QuantisedWeight, Weight, free, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,13 @@ class DecoderWeights:
     ``[max_position_embeddings, hidden]``: learned ones, where the architecture has them.
     """
 
-    embedding: torch.Tensor
+    embedding: Weight
     layers: tuple[LayerWeights, ...]
     norm: Norm
-    head: torch.Tensor
+    head: Weight
     positions: torch.Tensor | None = None
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> Iterator[Weight]:
         """Every tensor once, but for norms of q and k."""
         yield self.embedding
         if self.positions is not None:
@@ -39,9 +40,38 @@ class DecoderWeights:
         for layer in self.layers:
             yield from layer.tensors()
 
+    def dequantised(self) -> DecoderWeights:
+        """The same without a quantised weight; those of this one are freed, one after the other."""
+
+        def linear(given: Linear) -> Linear:
+            return Linear(_dequantised(given.weight), given.bias)
+
+        embedding = _dequantised(self.embedding)
+        layers = tuple(
+            replace(
+                layer,
+                qkv=linear(layer.qkv),
+                output=linear(layer.output),
+                gate_up=linear(layer.gate_up),
+                down=linear(layer.down),
+            )
+            for layer in self.layers
+        )
+        head = embedding if self.head is self.embedding else _dequantised(self.head)
+        return replace(self, embedding=embedding, layers=layers, head=head)
+
+
+def _dequantised(weight: Weight) -> torch.Tensor:
+    made = plain(weight)
+    if made is not weight:
+        free(weight)
+    return made
+
 
 class Decoder:
     """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
+
+    With quantised weights it is right, but slow: they are dequantised in every call.
 
     ``attention_specs``: how each layer attends, first to last. ``rope_tables``: those its layers rotate by;
     ``rope_of``: which of them each layer does, ``None`` = it does not.
@@ -87,6 +117,17 @@ class Decoder:
         count = sum(tensor.numel() for tensor in self.weights.tensors())
         return count + n_shared * config.head_dim * config.n_layers
 
+    @property
+    def weight_bytes(self) -> int:
+        """See ``AnyDecoder``."""
+        read = sum(tensor.nbytes for tensor in self.weights.tensors())
+        return read if self.weights.head is self.weights.embedding else read - self.weights.embedding.nbytes
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether there is a quantised weight."""
+        return any(isinstance(tensor, QuantisedWeight) for tensor in self.weights.tensors())
+
     def next_logits(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor | None:
         """See ``AnyDecoder``."""
         attention.prepare(batch)
@@ -118,12 +159,12 @@ class Decoder:
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[n_rows, vocab]``, from rows of what ``forward`` returned."""
-        logits = F.linear(self.weights.norm(hidden_rows), self.weights.head).to(torch.float32)
+        logits = F.linear(self.weights.norm(hidden_rows), plain(self.weights.head)).to(torch.float32)
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
-        hidden = F.embedding(batch.tokens, self.weights.embedding)
+        hidden = F.embedding(batch.tokens, plain(self.weights.embedding))
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         if self.weights.positions is not None:

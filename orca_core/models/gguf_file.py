@@ -5,6 +5,7 @@ GGUF names and metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,10 +16,12 @@ import torch
 from orca_core.errors import ModelLoadError
 from orca_core.models.config import ModelConfig
 from orca_core.models.fields import Fields
+from orca_core.models.gguf_blocks import FORMATS, read_blocks
 from orca_core.models.gguf_config import DIVISORS, GgufFacts, read_gguf_config
 from orca_core.models.layout import Layout
 from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
 from orca_core.models.weights import expected_shapes
+from orca_core.quantised import QuantisedWeight
 from orca_core.source import ModelSource
 
 _LONG_LISTS: Final = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
@@ -69,12 +72,26 @@ class GgufCheckpoint:
 
     def load(self, name: str) -> torch.Tensor:
         """See ``Checkpoint``."""
-        values = self._dequantised(name, self._tensors[name])
+        values = torch.from_numpy(np.require(self._dequantised(name, self._tensors[name]), requirements=["C", "W"]))
+        return self._in_order(name)(values)
+
+    def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:
+        """See ``Checkpoint``."""
+        tensor = self._tensors[name]
+        kind = tensor.tensor_type.name
+        if kind not in FORMATS:
+            return None
+        weight, in_order = read_blocks(kind, tensor.data, _shape(tensor)[1], dtype), self._in_order(name)
+        minima = None if weight.minima is None else in_order(weight.minima)
+        return replace(weight, integers=in_order(weight.integers), scales=in_order(weight.scales), minima=minima)
+
+    def _in_order(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What gives the rows of a tensor the order they have in transformers."""
         heads = {"q_proj": self._config.n_heads, "k_proj": self._config.n_kv_heads}
         projection = name.split(".")[-2]
-        if self._architecture.gguf_permuted and projection in heads:
-            values = _unpermuted(values, heads[projection])
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        if not self._architecture.gguf_permuted or projection not in heads:
+            return lambda rows: rows
+        return lambda rows: _unpermuted(rows, heads[projection])
 
     def _renamed(self, architecture: str, tensors: dict[str, Any]) -> dict[str, Any]:
         """By the names transformers has, as the converter translates them; what is left over keeps its own."""
@@ -104,7 +121,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in reversed(tensor.shape))
 
 
-def _unpermuted(values: np.ndarray, n_heads: int) -> np.ndarray:
+def _unpermuted(rows: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Undo the converter's reordering: within a head it puts the two halves that rope pairs next to each other."""
-    pairs = values.reshape(n_heads, values.shape[0] // n_heads // 2, 2, *values.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(values.shape)
+    pairs = rows.reshape(n_heads, rows.shape[0] // n_heads // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

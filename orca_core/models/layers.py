@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from orca_core.models.rope import rotate
+from orca_core.quantised import Weight, plain
 
 ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = MappingProxyType(
     {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
@@ -22,14 +23,14 @@ ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = Mappi
 class Linear:
     """``weight`` ``[out, in]`` and ``bias`` ``[out]`` or ``None``."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``[n_rows, in]`` to ``[n_rows, out]``."""
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, plain(self.weight), self.bias)
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> Iterator[Weight]:
         """Weight, and bias if any."""
         yield self.weight
         if self.bias is not None:
@@ -136,7 +137,7 @@ class LayerWeights:
     down: Linear
     mlp_post_norm: Norm | None
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> Iterator[Weight]:
         """Every tensor once, but for those of ``qk_norm``."""
         parts: tuple[Linear | Norm | None, ...] = (
             self.attention_norm, self.qkv, self.output, self.attention_post_norm,

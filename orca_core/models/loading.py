@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from orca_core.config import Quantization
 from orca_core.errors import ConfigError
 from orca_core.kv import KVShape
 from orca_core.models.checkpoint import Checkpoint
@@ -29,8 +30,13 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
 
+_BITS: Final[Mapping[str, int]] = MappingProxyType({"int8": 8, "int4": 4})
 
-def load_model(source: ModelSource, *, dtype: str, device: torch.device, max_model_len: int | None = None) -> Decoder:
+
+def load_model(
+    source: ModelSource, *, dtype: str, device: torch.device, max_model_len: int | None = None,
+    quantization: Quantization = "none",
+) -> Decoder:  # fmt: skip
     """Read configuration and weights and put them on ``device``.
 
     ``max_model_len``: the longest request that will be served, in tokens; ``None`` = whatever the model can. The
@@ -39,11 +45,15 @@ def load_model(source: ModelSource, *, dtype: str, device: torch.device, max_mod
     ``dtype``: a torch name, or ``auto``: the checkpoint's own, bfloat16 for a GGUF file; on a CPU float32 instead of
     float16, and instead of bfloat16 where the CPU has no instructions for it.
 
+    ``quantization``: of the projections, the head and the embedding; ``auto`` is then bfloat16 where the CPU has it.
+
     Raises ``ModelLoadError``, ``UnsupportedArchitectureError``, and ``ConfigError`` for an unknown dtype.
     """
     config, layout, checkpoint = _open(source)
-    chosen = _choose_dtype(dtype, config.dtype or checkpoint.stored_dtype(), device)
-    weights = load_weights(source.name, config, layout, checkpoint, chosen, device)
+    stored = "bfloat16" if quantization != "none" else config.dtype or checkpoint.stored_dtype()
+    chosen = _choose_dtype(dtype, stored, device)
+    bits = None if quantization == "none" else _BITS[quantization]
+    weights = load_weights(source.name, config, layout, checkpoint, chosen, device, bits)
     limit = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     return Decoder(replace(config, max_position_embeddings=limit), weights)
 

@@ -15,6 +15,7 @@ from orca_core.kv import KVPool, KVShape
 from orca_core.models.decoder import Decoder
 from orca_core.models.layers import LayerWeights, Linear, Norm
 from orca_core.models.rope import RotaryTable
+from orca_core.quantised import free
 
 _CPU: Final = torch.device("cpu")
 
@@ -58,6 +59,7 @@ class NativeDecoder:
         self.device: Final = _CPU
         self.kv_shape: Final[KVShape] = decoder.kv_shape
         self.n_parameters: Final = decoder.n_parameters
+        self.weight_bytes: Final = decoder.weight_bytes
         self._kernels = kernels
         self._kept: list[torch.Tensor | PackedLinear] = []  # what the structures point to
         self._ropes = decoder.rope_tables
@@ -135,7 +137,7 @@ class NativeDecoder:
     def _linear(self, linear: Linear, *, gated: bool = False) -> PackedLinear:
         packed = self._kernels.pack(linear.weight, linear.bias, gated=gated)
         self._kept.append(packed)
-        linear.weight.untyped_storage().resize_(0)
+        free(linear.weight)
         return packed
 
     def _norm(self, norm: Norm | None) -> int:

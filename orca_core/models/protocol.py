@@ -40,6 +40,11 @@ class AnyDecoder(Protocol):
         """Trained numbers; a tied head counts once."""
         ...
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that an iteration reads: all but an embedding that is not the head as well."""
+        ...
+
     def next_logits(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor | None:
         """Compute all rows of a batch, and write their K and V into the pool.
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from orca_core.errors import ModelLoadError
 from orca_core.models.hf_config import read_json
+from orca_core.quantised import QuantisedWeight
 from orca_core.source import ModelSource
 
 _INDEX: Final = "model.safetensors.index.json"
@@ -50,6 +51,10 @@ class SafetensorsCheckpoint:
         except SafetensorError as error:
             raise ModelLoadError(self._source, f"cannot read tensor {name}: {error}") from error
         return tensor
+
+    def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:
+        """See ``Checkpoint``."""
+        return None
 
     def _open(self, file: Path) -> None:
         try:

@@ -13,8 +13,11 @@ from orca_core.models.config import ModelConfig
 from orca_core.models.decoder import DecoderWeights
 from orca_core.models.layers import LayerNorm, LayerWeights, Linear, Norm, RmsNorm, WideRmsNorm, WidthNorm
 from orca_core.models.layout import Layout
+from orca_core.quantised import QuantisedWeight, Weight, quantise, stack
 
 _MAX_LISTED: Final = 8
+_MATRIX_BITS: Final = 8
+"""Of embedding and head: what a head of 4 bits loses, no other weight makes up for."""
 
 
 def load_weights(
@@ -24,20 +27,23 @@ def load_weights(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
+    bits: int | None = None,
 ) -> DecoderWeights:
     """Load everything, one tensor at a time, into memory of its own. Raises ``ModelLoadError``.
+
+    ``bits``: of the projections' weights, 8 or 4, head and embedding having 8; ``None`` = they are in ``dtype``.
 
     Names and shapes are checked against the configuration before anything is read.
     """
     check_tensors(source, config, layout, checkpoint.shapes())
-    filler = _Filler(config, layout, checkpoint, dtype, device)
-    embedding = filler.stacked([f"{layout.prefix}{layout.embedding}.weight"])
+    filler = _Filler(config, layout, checkpoint, dtype, device, bits)
+    embedding = filler.matrix(f"{layout.prefix}{layout.embedding}.weight")
     positions = None if layout.positions is None else filler.stacked([f"{layout.prefix}{layout.positions}.weight"])
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(_load_layer(filler, config, layout, layout.layer(index)) for index in range(config.n_layers)),
         norm=filler.norm(f"{layout.prefix}{layout.norm}"),
-        head=embedding if config.tied_head else filler.stacked([f"{layout.head}.weight"]),
+        head=embedding if config.tied_head else filler.matrix(f"{layout.head}.weight"),
         positions=positions,
     )
 
@@ -126,14 +132,16 @@ class _Filler:
     """Makes the decoder's tensors: allocated once at their final size, then filled from the checkpoint."""
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, config: ModelConfig, layout: Layout, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device,
+        bits: int | None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._layout = layout
         self._checkpoint = checkpoint
         self._shapes = checkpoint.shapes()
         self._dtype = dtype
         self._device = device
+        self._bits = bits
 
     def stacked(
         self, names: Sequence[str], *, transposed: bool = False, dtype: torch.dtype | None = None
@@ -151,8 +159,27 @@ class _Filler:
 
     def linear(self, names: Sequence[str], bias: bool) -> Linear:
         """The named projections as one."""
-        weight = self.stacked([f"{name}.weight" for name in names], transposed=self._layout.transposed)
+        weights = [f"{name}.weight" for name in names]
+        transposed = self._layout.transposed
+        weight: Weight
+        if self._bits is None:
+            weight = self.stacked(weights, transposed=transposed)
+        else:
+            weight = self._quantised(weights, self._bits, transposed=transposed)
         return Linear(weight, self.stacked([f"{name}.bias" for name in names]) if bias else None)
+
+    def matrix(self, name: str) -> Weight:
+        """Embedding or head."""
+        return self.stacked([name]) if self._bits is None else self._quantised([name], _MATRIX_BITS)
+
+    def _quantised(self, names: Sequence[str], bits: int, *, transposed: bool = False) -> QuantisedWeight:
+        """The named tensors one below the other: as stored, where all of them are alike, in at most ``bits``."""
+        stored = [None if transposed else self._checkpoint.quantised(name, self._dtype) for name in names]
+        parts = [part for part in stored if part is not None and part.format.bits <= bits]
+        if len(parts) == len(names) and len({part.format for part in parts}) == 1:
+            return stack(parts)
+        loaded = (self._checkpoint.load(name) for name in names)
+        return stack([quantise(each.T if transposed else each, bits, self._dtype) for each in loaded])
 
     def norm(self, name: str) -> Norm:
         """The named norm, of the kind the configuration says."""

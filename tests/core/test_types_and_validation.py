@@ -188,6 +188,7 @@ def test_a_seed_is_always_resolved() -> None:
         ("max_waiting_slots", "0"), ("max_overtakers", 1.5), ("overtaking_s", "1"), ("overtaking_s", None),
         ("memory_utilization", "0.9"), ("memory_utilization", True), ("memory_share", None),
         ("progress_timeout_s", "60"), ("progress_timeout_s", math.nan),
+        ("quantization", "int3"), ("quantization", []),
     ],
 )  # fmt: skip
 def test_engine_config_names_the_field(field: str, value: object) -> None:
@@ -220,6 +221,15 @@ def test_no_repr_shows_a_prompt_or_an_answer() -> None:
     for value in values:
         assert not re.search("SECRET|4321", repr(value)), value
     assert "finish_reason" in repr(values[3])  # what is harmless stays
+
+
+def test_quantised_weights_are_for_cpus() -> None:
+    EngineConfig(quantization="int8", device="cpu").check_device("cpu")
+    EngineConfig(device="cuda")
+    with pytest.raises(ConfigError, match="none on cuda"):
+        EngineConfig(quantization="int8", device="cuda")
+    with pytest.raises(ConfigError, match="none on cuda"):
+        EngineConfig(quantization="int4").check_device("cuda")
 
 
 def test_headroom_may_be_negative() -> None:

@@ -84,6 +84,8 @@ def test_is_frozen() -> None:
         ({"engine": {"overtaking_s": -1}}, "engine.overtaking_s", "greater than or equal to 0"),
         ({"engine": {"max_overtakers": -1}}, "engine.max_overtakers", "greater than or equal to 0"),
         ({"model": {"dtype": "int3"}}, "model.dtype", "'float32'"),
+        ({"model": {"quantization": "int3"}}, "model.quantization", "'int8'"),
+        ({"model": {"quantization": "int8"}, "replicas": {"num_gpus": 1}}, "model.quantization", "none on cuda"),
         ({"model": {"source": ""}}, "model.source", "at least 1 character"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.min", "replicas.max (2)"),
         ({"replicas": {"min": 1, "max": 2, "initial": 3}}, "replicas.initial", "from 1 to 2"),
@@ -143,7 +145,7 @@ def test_a_block_has_the_size_its_device_takes() -> None:
 def test_engine_config_carries_everything() -> None:
     config = AppConfig.parse(
         {
-            "model": {"source": "a/b", "revision": "v1", "dtype": "float32"},
+            "model": {"source": "a/b", "revision": "v1", "dtype": "float32", "quantization": "int8"},
             "engine": {"n_slots": 512, "max_model_len": 128, "max_batch_size": 4, "max_batch_tokens": 64},
             "replicas": {"num_cpus": 2.5, "max": 4},
             "limits": {"max_stream_backlog": 9},
@@ -151,6 +153,7 @@ def test_engine_config_carries_everything() -> None:
     )
     engine = config.engine_config()
     assert (engine.model, engine.revision, engine.dtype) == ("a/b", "v1", "float32")
+    assert (engine.quantization, AppConfig().engine_config().quantization) == ("int8", "none")
     assert (engine.n_slots, engine.max_model_len, engine.max_batch_size, engine.max_batch_tokens) == (512, 128, 4, 64)
     assert (engine.threads, engine.max_stream_backlog) == (2, 9)
     assert engine.memory_utilization is None

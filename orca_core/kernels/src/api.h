@@ -11,11 +11,20 @@
 
 extern "C" {
 
-// y = x W^T + bias, with W packed by orca_pack. bias: float32 [n_out] in the order of the packed columns, or null.
+// How the numbers of a weight are kept. bits: 16 = bfloat16; 8 and 4 = integers that stand for integer * scale
+// (+ minimum). grouped: a scale for each 32 inputs of an output, float16; else one for each output, float32. with_minimum: a minimum
+// beside each scale. 8 bits are two's complement; 4 bits are 0 to 15, from which 8 is taken where there is no minimum.
+struct orca_format {
+  int32_t bits, grouped, with_minimum;
+};
+
+// y = x W^T + bias, with W packed by orca_pack or orca_pack_quantised. bias: float32 [n_out] in the order of the packed
+// columns, or null.
 struct orca_linear {
   const void* weight;
   const float* bias;
   int64_t n_out, n_in;
+  orca_format format;
 };
 
 // One request's rows in a flat batch: n_rows from `row` on, the last one at position context - 1. Its block table
@@ -80,12 +89,17 @@ struct orca_batch {
   int32_t n_samples, n_threads;
 };
 
-// Bytes orca_pack writes for a [n_out, n_in] weight.
-ORCA_API int64_t orca_packed_bytes(int64_t n_out, int64_t n_in);
+// Bytes a packed [n_out, n_in] weight takes.
+ORCA_API int64_t orca_packed_bytes(int64_t n_out, int64_t n_in, const orca_format* format);
 
 // Packs bfloat16 weight [n_out, n_in]. gated: its first half are gates, its second half what they let through; the two
 // are laid side by side, 16 and 16.
 ORCA_API int32_t orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads);
+
+// Packs integers: int8 [n_out, n_in], or two of 4 bits in a byte, the earlier one in its lower half. scales, minima:
+// float32 [n_out], or float16 [n_out, groups] where they are grouped; minima null where the format has none.
+ORCA_API int32_t orca_pack_quantised(const void* integers, const void* scales, const void* minima, void* packed,
+                 int64_t n_out, int64_t n_in, const orca_format* format, int32_t gated, int32_t n_threads);
 
 // float32 y [n_rows, n_out] of bfloat16 x [n_rows, n_in].
 ORCA_API int32_t orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads);

@@ -1,14 +1,10 @@
-#include "attention.h"
+#include "attention_block.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
-#include <utility>
 
 namespace orca {
 namespace {
 
-constexpr int kBlock = 64;      // keys that are scored together
 constexpr int kSegment = 512;   // keys whose softmax stands alone, to be merged with the other segments' in order
 constexpr int kItemRows = 48;   // query rows that share one packing of K and V
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -17,86 +13,6 @@ struct Item {
   int32_t span, kv_head, row, n_rows;  // rows of the span, counted from its first
   int32_t segment, n_segments;         // segments of its context
   int32_t partial;                     // where a lone segment's result goes to be merged later; -1 = it is all there is
-};
-
-int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-// What one item works with, in one piece of memory. Query rows are those of all heads of a token, token after token.
-struct Desk {
-  int n_rows, width, padded;  // query rows; head_dim; head_dim rounded up to whole panels
-  bf16 *q, *weights;          // [n_rows, padded], [kMaxRows, kBlock]
-  pair *keys, *values;        // panels: [kBlock / 32][padded / 2][32], [padded / 32][kBlock / 2][32]
-  float *out, *top, *sum;     // of the segment: [n_rows, padded], [n_rows], [n_rows]
-  float *all_out, *all_top, *all_sum;
-
-  static size_t bytes(int n_rows, int padded) {
-    return (size_t{2} * n_rows * padded + 2 * kMaxRows * kBlock + size_t{4} * kBlock * padded +
-            size_t{8} * n_rows * padded + 16 * round_up(n_rows, kLanes) + 64);
-  }
-
-  Desk(void* memory, int rows, int head_dim) : n_rows(rows), width(head_dim), padded(round_up(head_dim, kPanel)) {
-    char* at = static_cast<char*>(memory);
-    const auto cut = [&](size_t size) { return std::exchange(at, at + size); };
-    const size_t matrix = size_t{4} * n_rows * padded, column = size_t{4} * round_up(n_rows, kLanes);
-    out = reinterpret_cast<float*>(cut(matrix)), all_out = reinterpret_cast<float*>(cut(matrix));
-    keys = reinterpret_cast<pair*>(cut(size_t{2} * kBlock * padded));
-    values = reinterpret_cast<pair*>(cut(size_t{2} * kBlock * padded));
-    top = reinterpret_cast<float*>(cut(column)), all_top = reinterpret_cast<float*>(cut(column));
-    sum = reinterpret_cast<float*>(cut(column)), all_sum = reinterpret_cast<float*>(cut(column));
-    weights = reinterpret_cast<bf16*>(cut(2 * kMaxRows * kBlock));
-    q = reinterpret_cast<bf16*>(cut(size_t{2} * n_rows * padded));
-  }
-};
-
-// The keys of one block, for one K/V head. Keys from `end` on are not there: zeros.
-class Block {
- public:
-  Block(const Attention& a, const orca_span& span, int kv_head, int first, int end) : n_(std::min(kBlock, end - first)) {
-    const int64_t row = int64_t{a.heads.n_kv_heads} * a.heads.head_dim;
-    const int size = a.spans.block_size;
-    for (int i = 0; i < n_; ++i) {
-      const int64_t block = a.spans.table[span.first_block + (first + i) / size];
-      where_[i] = (block * size + (first + i) % size) * row + int64_t{kv_head} * a.heads.head_dim;
-    }
-  }
-
-  void pack_keys(const bf16* keys, Desk& desk) const {
-    for (int dim = 0; dim < desk.width; dim += 32) {
-      const __mmask32 mask = first_halves(desk.width - dim);
-      for (int key = 0; key < round_up(n_, kPanel); key += kLanes) {
-        __m512i rows[16];
-        for (int i = 0; i < kLanes; ++i) {
-          rows[i] = key + i < n_ ? _mm512_maskz_loadu_epi16(mask, keys + where_[key + i]  + dim) : _mm512_setzero_si512();
-        }
-        transpose(rows);
-        pair* to = desk.keys + (key / kPanel) * (desk.padded / 2) * kPanel + dim / 2 * kPanel + key % kPanel;
-        for (int i = 0; i < kLanes; ++i) _mm512_store_si512(to + i * kPanel, rows[i]);
-      }
-    }
-  }
-
-  void pack_values(const bf16* values, Desk& desk) const {
-    const __m512i evens = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i odds = _mm512_add_epi16(evens, _mm512_set1_epi16(16));
-    for (int dim = 0; dim < desk.width; dim += 32) {
-      const __mmask32 mask = first_halves(desk.width - dim);
-      pair* to = desk.values + dim / kPanel * (kBlock / 2) * kPanel;
-      for (int key = 0; key < n_; key += 2) {
-        const __m512i one = _mm512_maskz_loadu_epi16(mask, values + where_[key] + dim);
-        const __m512i two =
-            key + 1 < n_ ? _mm512_maskz_loadu_epi16(mask, values + where_[key + 1] + dim) : _mm512_setzero_si512();
-        _mm512_store_si512(to + key / 2 * kPanel, _mm512_permutex2var_epi16(one, evens, two));
-        _mm512_store_si512(to + key / 2 * kPanel + kLanes, _mm512_permutex2var_epi16(one, odds, two));
-      }
-    }
-  }
-
-  int size() const { return n_; }
-
- private:
-  int n_;
-  int64_t where_[kBlock];
 };
 
 // Which keys of a block a row at `position` sees, as a mask of 16 from `first` on.
@@ -309,21 +225,6 @@ void merge_partials(const Attention& a, const std::vector<Item>& items, const fl
 }
 
 }  // namespace
-
-void* Scratch::get(size_t bytes) {
-  if (bytes > bytes_) {
-    std::free(memory_);
-    bytes_ = (bytes + 4095) / 4096 * 4096;
-    memory_ = std::aligned_alloc(64, bytes_);
-    if (memory_ == nullptr) {
-      bytes_ = 0;
-      throw std::bad_alloc();
-    }
-  }
-  return memory_;
-}
-
-Scratch::~Scratch() { std::free(memory_); }
 
 void attend(Workers::Session& workers, const Attention& attention) {
   int n_partials = 0;

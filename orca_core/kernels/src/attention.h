@@ -10,6 +10,7 @@
 
 #include "api.h"
 #include "linear.h"
+#include "scratch.h"
 #include "workers.h"
 
 namespace orca {
@@ -22,17 +23,6 @@ struct Attention {
   const bf16 *keys, *values;
   bf16* out;
   int64_t out_stride;
-};
-
-// Memory that is kept from call to call: contents are undefined after each get.
-class Scratch {
- public:
-  void* get(size_t bytes);
-  ~Scratch();
-
- private:
-  void* memory_ = nullptr;
-  size_t bytes_ = 0;
 };
 
 void attend(Workers::Session& workers, const Attention& attention);

@@ -1,14 +1,16 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "quantised.h"
+#include "scratch.h"
 
 namespace orca {
 namespace {
 
-constexpr int64_t kAhead = 4096;            // bytes ahead in the stream, where all rows fit into one pass
 constexpr int64_t kPartBytes = 128 * 1024;  // of weights: what one thread takes at a time, where there is plenty
 constexpr int64_t kPartsPerThread = 8;
+constexpr int64_t kPanelsWorthSums = 8;  // each part adds up the groups of its rows anew
 constexpr int64_t kRowsWorthCutting = 4 * kMaxRows;  // fewer would read the panel for too little
 
 // Columns [column, column + 32) of R rows.
@@ -42,76 +44,82 @@ void add_bias(const float* bias, int64_t column, int64_t n_out, __m512 (&start)[
   }
 }
 
+// What some rows share while they are multiplied with panels.
+struct Product {
+  const orca_linear& linear;
+  const Layout& layout;
+  Rows16 x;
+  const Target& y;
+  const float* group_sums;  // of row `first_row` and those behind it
+  int64_t first_row;
+};
+
+// The panel as bfloat16, for many rows.
+const pair* unpacked(const Layout& layout, const char* weight) {
+  thread_local Scratch scratch;
+  const size_t n_pairs = static_cast<size_t>(layout.n_pairs) + 1;  // pairs of 4 bits come two at a time
+  auto* to = static_cast<pair*>(scratch.get(n_pairs * kPanel * sizeof(pair)));
+  unpack_panel(layout, weight, to);
+  return to;
+}
+
 // Rows [row, row + n_rows).
-void one_panel(const orca_linear& linear, int64_t panel, Rows16 x, int64_t row, int64_t n_rows, const Target& y) {
-  const int64_t pairs = n_pairs(linear.n_in), column = panel * kPanel;
-  const int64_t packed_out = y.into == Into::kGated ? n_panels(linear.n_out) * kPanel : linear.n_out;
-  const pair* weight = static_cast<const pair*>(linear.weight) + panel * pairs * kPanel;
-  const int64_t n_tiles = (n_rows + kMaxRows - 1) / kMaxRows;
-  const char* next = reinterpret_cast<const char*>(weight + pairs * kPanel);
-  const size_t step = kPanel * sizeof(pair) / n_tiles;
+void one_panel(const Product& p, int64_t panel, int64_t row, int64_t n_rows) {
+  const Layout& layout = p.layout;
+  const int64_t pairs = layout.n_pairs, column = panel * kPanel, n_out = p.linear.n_out;
+  const int64_t packed_out = p.y.into == Into::kGated ? n_panels(n_out) * kPanel : n_out;
+  const char* weight = static_cast<const char*>(p.linear.weight) + panel * layout.panel_bytes;
+  const int64_t n_tiles = (n_rows + kMaxRows - 1) / kMaxRows, first = row;
+  const size_t step = static_cast<size_t>(layout.row_bytes / n_tiles);
+  const bool quantised = layout.format.bits != 16;
+  const pair* wide = quantised && n_tiles > 1 ? unpacked(layout, weight) : nullptr;
   __m512 start[2];
-  add_bias(linear.bias, column, packed_out, start);
-  const int64_t first = row;
+  add_bias(p.linear.bias, column, packed_out, start);
   for (int64_t tile = 0; tile < n_tiles; ++tile) {
     const int64_t end = first + n_rows * (tile + 1) / n_tiles;
-    const auto* rows = reinterpret_cast<const pair*>(x.data + row * x.stride);
+    const auto* rows = reinterpret_cast<const pair*>(p.x.data + row * p.x.stride);
     // one tile: a little ahead in the one stream. Several: each fetches its part of the next panel
     const Ahead ahead = n_tiles == 1
-        ? Ahead{reinterpret_cast<const char*>(weight) + kAhead, kPanel * sizeof(pair)}
-        : Ahead{next + tile * pairs * step, step};
+        ? Ahead{weight + kAhead, kPanel * sizeof(pair)}
+        : Ahead{weight + layout.panel_bytes + tile * pairs * static_cast<int64_t>(step), step};
     with_rows(static_cast<int>(end - row), [&](auto constant) {
       constexpr int R = decltype(constant)::value;
       __m512 sums[R][2];
       for (int r = 0; r < R; ++r) sums[r][0] = start[0], sums[r][1] = start[1];
-      multiply<R>(rows, x.stride / 2, weight, static_cast<int>(pairs), ahead, sums);
-      store<R>(y, row, column, linear.n_out, sums);
+      if (quantised) {
+        const QuantisedTile<R> tile_of{layout, weight, wide, rows, static_cast<size_t>(p.x.stride / 2), ahead};
+        if (p.group_sums != nullptr) {
+          tile_of.template add_products<true>(p.group_sums + (row - p.first_row) * layout.n_groups(), sums);
+        } else {
+          tile_of.template add_products<false>(nullptr, sums);
+        }
+      } else {
+        multiply<R>(rows, p.x.stride / 2, reinterpret_cast<const pair*>(weight), static_cast<int>(pairs), ahead, sums);
+      }
+      store<R>(p.y, row, column, n_out, sums);
     });
     row = end;
   }
 }
 
-// Packs one panel: outputs `columns[0..31]`, -1 = a column of zeros.
-void pack_panel(const bf16* weight, pair* packed, const int64_t (&columns)[kPanel], int64_t n_in) {
-  for (int64_t k = 0; k < n_pairs(n_in); k += kLanes) {
-    const __mmask32 mask = first_halves(static_cast<int>(std::min<int64_t>(n_in - 2 * k, 32)));
-    const int64_t n = std::min<int64_t>(n_pairs(n_in) - k, kLanes);
-    for (int half = 0; half < 2; ++half) {
-      __m512i block[16];
-      for (int i = 0; i < kLanes; ++i) {
-        const int64_t column = columns[half * kLanes + i];
-        block[i] = column < 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16(mask, weight + column * n_in + 2 * k);
-      }
-      transpose(block);
-      for (int64_t i = 0; i < n; ++i) _mm512_storeu_si512(packed + (k + i) * kPanel + half * kLanes, block[i]);
-    }
-  }
-}
-
-void pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, bool gated, int n_threads) {
-  Workers::Session workers(n_threads);
-  const int64_t panels = n_panels(n_out), in_part = panels / kMaxParts + 1;
-  workers.run(static_cast<int>((panels + in_part - 1) / in_part), [&](int part) {
-    for (int64_t panel = part * in_part; panel < std::min(panels, (part + 1) * in_part); ++panel) {
-      int64_t columns[kPanel];
-      for (int i = 0; i < kPanel; ++i) {
-        const int64_t plain = panel * kPanel + i, gate = panel * kLanes + i % kLanes;
-        const int64_t gate_or_up = gate < n_out / 2 ? gate + (i < kLanes ? 0 : n_out / 2) : -1;
-        columns[i] = gated ? gate_or_up : (plain < n_out ? plain : -1);
-      }
-      pair* to = static_cast<pair*>(packed) + panel * kPanel * n_pairs(n_in);
-      pack_panel(static_cast<const bf16*>(weight), to, columns, n_in);
-    }
-  });
+// Sums of the groups of rows [row, row + n), where minima need them.
+const float* all_group_sums(const Layout& layout, Rows16 x, int64_t row, int64_t n) {
+  if (layout.format.with_minimum == 0) return nullptr;
+  thread_local Scratch scratch;
+  auto* sums = static_cast<float*>(scratch.get(static_cast<size_t>(n * layout.n_groups()) * sizeof(float)));
+  for (int64_t i = 0; i < n; ++i) sum_groups(x.data + (row + i) * x.stride, layout, sums + i * layout.n_groups());
+  return sums;
 }
 
 }  // namespace
 
 void apply(Workers::Session& workers, const orca_linear& linear, Rows16 x, int64_t n_rows, Target y) {
   if (n_rows == 0) return;
-  const int64_t panels = n_panels(linear.n_out), bytes = n_pairs(linear.n_in) * kPanel * 4;
+  const Layout layout(linear.format, linear.n_in);
+  const int64_t panels = n_panels(linear.n_out), bytes = layout.panel_bytes;
   const int64_t plenty = panels / (kPartsPerThread * workers.n_threads());
-  const int64_t in_part = std::max({int64_t{1}, std::min(plenty, kPartBytes / bytes), panels / kMaxParts + 1});
+  const int64_t enough = std::max(kPartBytes / bytes, layout.format.with_minimum != 0 ? kPanelsWorthSums : 1);
+  const int64_t in_part = std::max({int64_t{1}, std::min(plenty, enough), panels / kMaxParts + 1});
   const int64_t n_parts = (panels + in_part - 1) / in_part;
   // many threads and many rows: parts of rows, too, or some threads would have a panel more to do than others
   const int64_t wanted = (kPartsPerThread * workers.n_threads() + n_parts - 1) / n_parts;
@@ -119,21 +127,14 @@ void apply(Workers::Session& workers, const orca_linear& linear, Rows16 x, int64
   workers.run(static_cast<int>(n_parts * n_cuts), [&](int part) {
     const int64_t begin = part / n_cuts * in_part, end = std::min(panels, begin + in_part), cut = part % n_cuts;
     const int64_t row = n_rows * cut / n_cuts, n = n_rows * (cut + 1) / n_cuts - row;
-    for (int64_t panel = begin; panel < end; ++panel) one_panel(linear, panel, x, row, n, y);
+    const Product product{linear, layout, x, y, all_group_sums(layout, x, row, n), row};
+    for (int64_t panel = begin; panel < end; ++panel) one_panel(product, panel, row, n);
   });
 }
 
 }  // namespace orca
 
 using namespace orca;
-
-int64_t orca_packed_bytes(int64_t n_out, int64_t n_in) {
-  return n_panels(n_out) * kPanel * n_pairs(n_in) * static_cast<int64_t>(sizeof(pair));
-}
-
-int32_t orca_pack(const void* weight, void* packed, int64_t n_out, int64_t n_in, int32_t gated, int32_t n_threads) {
-  return guarded([&] { pack(weight, packed, n_out, n_in, gated != 0, n_threads); });
-}
 
 int32_t orca_apply(const orca_linear* linear, const void* x, int64_t n_rows, float* y, int32_t n_threads) {
   return guarded([&] {

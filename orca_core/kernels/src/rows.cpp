@@ -1,6 +1,9 @@
 #include "rows.h"
 
+#include <algorithm>
 #include <cmath>
+
+#include "quantised.h"
 
 namespace orca {
 namespace {
@@ -49,19 +52,62 @@ void place_head(float* x, int size, const float* norm, float eps, const float* c
   }
 }
 
+namespace {
+
+// Lane `token % 32` of up to 16 pairs of a panel, as float32: the first 16 elements, and those behind them.
+struct Lane {
+  __m512 low, high;
+
+  Lane(const pair* pairs, int64_t token, int n) {
+    const __m512i lane = _mm512_set1_epi32(static_cast<int>(token % kPanel));
+    const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i where = _mm512_add_epi32(lane, _mm512_slli_epi32(steps, 5));  // kPanel pairs apart
+    const __m512i found = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), first_lanes(n), where, pairs, 4);
+    low = widen(_mm512_castsi512_si256(found)), high = widen(_mm512_extracti64x4_epi64(found, 1));
+  }
+
+  // times factor, plus offset; `n` pairs
+  void store(float* out, int n, float factor, float offset) const {
+    const __m512 f = _mm512_set1_ps(factor), o = _mm512_set1_ps(offset);
+    _mm512_mask_storeu_ps(out, first_lanes(2 * n), _mm512_fmadd_ps(low, f, o));
+    _mm512_mask_storeu_ps(out + kLanes, first_lanes(2 * n - kLanes), _mm512_fmadd_ps(high, f, o));
+  }
+};
+
+float one_of(const __m512 (&values)[2], int64_t token) {
+  alignas(64) float all[kPanel];
+  _mm512_store_ps(all, values[0]), _mm512_store_ps(all + kLanes, values[1]);
+  return all[token % kPanel];
+}
+
+void unpack_quantised_row(const Layout& layout, const char* panel, int64_t token, float scale, float* out) {
+  for (int64_t group = 0; group < layout.n_groups(); ++group, panel += layout.group_bytes) {
+    __m512 scales[2], minima[2];
+    read_scales(layout.format, panel, scales);
+    if (layout.format.with_minimum != 0) read_scales(layout.format, panel + layout.scale_bytes, minima);
+    const float factor = one_of(scales, token) * scale;
+    const float offset = layout.format.with_minimum != 0 ? one_of(minima, token) * scale : 0.f;
+    const int64_t begin = group * layout.group_pairs, end = std::min(layout.n_pairs, begin + layout.group_pairs);
+    const char* from = panel + layout.head_bytes();
+    for (int64_t k = begin; k < end; k += kGroupPairs, from += kGroupPairs * layout.row_bytes) {
+      alignas(64) pair buffer[kGroupPairs * kPanel];
+      const int n = static_cast<int>(std::min<int64_t>(kGroupPairs, end - k));
+      unpack_pairs(layout.format, from, n, buffer);
+      Lane(buffer, token, n).store(out + 2 * k, n, factor, offset);
+    }
+  }
+}
+
+}  // namespace
+
 void unpack_row(const orca_linear& linear, int64_t token, float scale, float* out) {
-  const auto* from = static_cast<const pair*>(linear.weight) + token / kPanel * n_pairs(linear.n_in) * kPanel;
-  const __m512i lane = _mm512_set1_epi32(static_cast<int>(token % kPanel));
-  const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i where = _mm512_add_epi32(lane, _mm512_slli_epi32(steps, 5));  // kPanel pairs apart
-  for (int64_t k = 0; k < n_pairs(linear.n_in); k += kLanes) {
-    const int64_t left = n_pairs(linear.n_in) - k;
-    const __m512i pairs = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), first_lanes(static_cast<int>(left)),
-                                                      where, from + k * kPanel, 4);
-    const int n = static_cast<int>(2 * left);
-    const __m512 low = widen(_mm512_castsi512_si256(pairs)), high = widen(_mm512_extracti64x4_epi64(pairs, 1));
-    _mm512_mask_storeu_ps(out + 2 * k, first_lanes(n), _mm512_mul_ps(low, _mm512_set1_ps(scale)));
-    _mm512_mask_storeu_ps(out + 2 * k + kLanes, first_lanes(n - kLanes), _mm512_mul_ps(high, _mm512_set1_ps(scale)));
+  const Layout layout(linear.format, linear.n_in);
+  const char* panel = static_cast<const char*>(linear.weight) + token / kPanel * layout.panel_bytes;
+  if (layout.format.bits != 16) return unpack_quantised_row(layout, panel, token, scale, out);
+  const auto* from = reinterpret_cast<const pair*>(panel);
+  for (int64_t k = 0; k < layout.n_pairs; k += kLanes) {
+    const int n = static_cast<int>(std::min<int64_t>(kLanes, layout.n_pairs - k));
+    Lane(from + k * kPanel, token, n).store(out + 2 * k, n, scale, 0.f);
   }
 }
 

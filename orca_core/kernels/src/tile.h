@@ -18,14 +18,17 @@ struct Ahead {
   size_t step;
 };
 
-template <int R>
+// Fetch: whether to ask for anything at all.
+template <int R, bool Fetch = true>
 inline __attribute__((always_inline)) void multiply(
     const pair* x, size_t stride, const pair* panel, int n_pairs, Ahead ahead, __m512 (&sums)[R][2]) {
   const char* fetch = ahead.from;
   for (int k = 0; k < n_pairs; ++k, panel += kPanel) {
-    _mm_prefetch(fetch, _MM_HINT_T0);
-    _mm_prefetch(fetch + 64, _MM_HINT_T0);
-    fetch += ahead.step;
+    if (Fetch) {
+      _mm_prefetch(fetch, _MM_HINT_T0);
+      _mm_prefetch(fetch + 64, _MM_HINT_T0);
+      fetch += ahead.step;
+    }
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {

@@ -63,7 +63,7 @@ def test_a_weight_that_is_not_a_number_stays_in_its_output(kernels: Kernels) -> 
 
 @pytest.mark.parametrize("change", [
     lambda w: w.float(), lambda w: w[:, :7], lambda w: w.T, lambda w: w[0], lambda w: w[:, :7].contiguous(),
-    lambda w: w.to("meta"),
+    lambda w: w.to("meta"), lambda w: w[:, :0].contiguous(),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(kernels: Kernels, change: object) -> None:
     weight = torch.ones(6, 8, dtype=torch.bfloat16)

@@ -13,6 +13,7 @@ import torch
 from orca_core.attention.cpu import NativeAttention
 from orca_core.attention.reference import ReferenceAttention
 from orca_core.batch import Batch, Scheduled, build_batch
+from orca_core.config import Quantization
 from orca_core.kernels import Kernels
 from orca_core.kv import KVPool, KVShape
 from orca_core.models import Decoder, load_model
@@ -22,10 +23,11 @@ from orca_core.tokenizer import Tokenizer
 from orca_core.warmup import worst_batch
 from tests.core.native_rig import CPU, Rig, difference, kernels_or_skip
 from tests.core.tiny_families import VARIANTS
-from tests.core.tiny_models import VOCAB_SIZE, load, tiny_llama
+from tests.core.tiny_models import VOCAB_SIZE, calmed, load, tiny_llama
 
 NATIVE = [name for name in VARIANTS if name.split("-")[0] in ("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")]
 IDS = [(7 * i * i + i) % VOCAB_SIZE for i in range(150)]
+QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")
 TOLERANCE = 1e-2
 """‖Δlogits‖ / ‖logits‖ against float32 computed from the same weights."""
 
@@ -35,27 +37,21 @@ def kernels() -> Kernels:
     return kernels_or_skip()
 
 
-def saved(folder: Path, name: str, calm: float = 0.4) -> Path:
-    """A checkpoint that bfloat16 and float32 read alike.
-
-    ``calm``: factor on its projections. As they are, these models are so touchy that rounding in one layer changes the
-    attention of the next by a few percent, and no tolerance tells a mistake from it.
-    """
-    model = VARIANTS[name]()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if parameter.dim() == 2 and not any(part in key for part in ("embed", "wte", "wpe")):
-                parameter.mul_(calm)
-    model.bfloat16().save_pretrained(folder)
+def saved(folder: Path, name: str) -> Path:
+    """A checkpoint that bfloat16 and float32 read alike."""
+    calmed(VARIANTS[name]()).bfloat16().save_pretrained(folder)
     return folder
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("name", NATIVE)
-def test_is_near_float32(kernels: Kernels, name: str, tmp_path: Path) -> None:
+def test_is_near_float32(kernels: Kernels, name: str, quantization: Quantization, tmp_path: Path) -> None:
+    """Of the same integers where there are some: torch computes with what they stand for."""
     folder = saved(tmp_path, name)
-    native, wide = Rig(NativeDecoder(load(folder, "bfloat16"), kernels)), Rig(load(folder))
-    for length in (1, 2, 40, 150):
-        assert difference(native.logits("a", IDS[:length]), wide.logits("a", IDS[:length])) < TOLERANCE
+    native = Rig(NativeDecoder(load(folder, "bfloat16", quantization=quantization), kernels))
+    wide = Rig(load(folder, quantization=quantization))
+    ours, theirs = (torch.stack([rig.logits("a", IDS[:n]) for n in (1, 2, 20, 40, 150)]) for rig in (native, wide))
+    assert difference(ours, theirs) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name not in NATIVE])
@@ -67,11 +63,13 @@ def test_other_families_keep_torch_and_attend_natively(kernels: Kernels, name: s
     assert difference(native.logits("a", IDS), wide.logits("a", IDS)) < 2 * TOLERANCE  # torch rounds more often
 
 
-@pytest.fixture(scope="module")
-def windowed(kernels: Kernels, tmp_path_factory: pytest.TempPathFactory) -> NativeDecoder:
+@pytest.fixture(scope="module", params=QUANTIZATIONS)
+def windowed(
+    kernels: Kernels, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> NativeDecoder:
     """Layers with and without windows and rope."""
     folder = saved(tmp_path_factory.mktemp("smollm3"), "smollm3-windows")
-    return NativeDecoder(load(folder, "bfloat16"), kernels)
+    return NativeDecoder(load(folder, "bfloat16", quantization=request.param), kernels)
 
 
 @pytest.mark.parametrize("seed", range(6))

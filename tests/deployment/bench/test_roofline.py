@@ -43,6 +43,14 @@ def test_floors_are_counted_by_hand(folder: Path) -> None:
     assert one.ms > 0 < one.attention_ms
 
 
+def test_the_floor_of_quantised_weights_is_their_bytes(folder: Path) -> None:
+    decoder = load(folder, quantization="int8")
+    point = Roofline(decoder, ReferenceAttention(), CEILINGS, n_slots=400).increments(1, 1, context=50)
+    layer = (96 + 48 + 160) * 48 + 48 * 80 + 4 * (96 + 48 + 160 + 48)  # integers, and a scale an output
+    weights = 3 * layer + 96 * (48 + 4) + 4 * 7 * 48  # the head, and norms in float32
+    assert point.read_ms == pytest.approx(1000 * (weights + 50 * 2 * 3 * 2 * 12 * 4) / 2e9)
+
+
 def test_ceilings_without_kernels_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise KernelError("no")
@@ -57,9 +65,12 @@ def test_the_command_writes_a_record(folder: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(roofline, "measure_ceilings", lambda n_bytes, n_runs: CEILINGS)
     path = tmp_path / "record.json"
     before = torch.get_num_threads()
-    result = CliRunner().invoke(app, ["bench", "roofline", "--quick", "--model", str(folder), "--json", str(path)])
+    result = CliRunner().invoke(
+        app, ["bench", "roofline", "--quick", "--model", str(folder), "--json", str(path), "--quantization", "int4"]
+    )
     assert result.exit_code == 0, result.output
     record = json.loads(path.read_text())
     assert [point["n_rows"] for point in record["points"]] == [1, 4, 16, 128]
-    assert record["threads"] == before
+    assert (record["threads"], record["quantization"]) == (before, "int4")
+    assert record["weight_bytes"] < load(folder, "bfloat16").weight_bytes / 2
     assert "/floor" in result.output
