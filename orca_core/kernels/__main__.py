@@ -1,4 +1,4 @@
-"""``python -m orca_core.kernels``: compile them for every CPU of this machine's kind, into the cache. To fill an image."""
+"""``python -m orca_core.kernels``: compile them for all CPUs of this machine's kind. Fills an image."""
 
 from __future__ import annotations
 

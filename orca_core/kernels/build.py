@@ -89,7 +89,7 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Made if it is not there. What lies in it will be run, so nobody else but root may write to it: an image's is root's.
+    """Made if it is not there. What lies in it will be run, so nobody else may write to it, but root: as in an image.
 
     Raises ``KernelError``.
     """
