@@ -17,10 +17,9 @@ from k8s_check.facts import Facts, read_facts
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILDERS: Final = {
-    # buildah's own format knows no SHELL and no HEALTHCHECK, and registries take either
-    "buildah": ("buildah", "bud", "--format", "docker"),
+    "buildah": ("buildah", "bud"),
     "docker": ("docker", "build"),
-    "podman": ("podman", "build", "--format", "docker"),
+    "podman": ("podman", "build"),
 }
 TORCH: Final = {
     "cpu": ("orca-serve", "https://download.pytorch.org/whl/cpu"),

@@ -21,7 +21,9 @@ container=
 finish() {
     local status=$? name
     trap - EXIT
-    for name in "${!pids[@]}"; do kill -KILL "${pids[$name]}" 2>/dev/null || true; done # --kill-child: takes all with it
+    for name in head worker; do # unshare's --kill-child would not do: a process that changes its user forgets that
+        ip netns pids "orca-$name-$run" 2>/dev/null | xargs -r kill -KILL || true
+    done
     wait 2>/dev/null || true
     for name in head worker; do ip netns delete "orca-$name-$run" 2>/dev/null || true; done
     if [[ -n $container ]]; then buildah rm "$container" >/dev/null || true; fi
@@ -80,7 +82,7 @@ in_pod() { # head or worker, command…
     local name=$1 variables
     shift
     mapfile -t variables < <(environment "$name")
-    exec ip netns exec "orca-$name-$run" unshare --mount --pid --fork --kill-child --propagation private \
+    exec ip netns exec "orca-$name-$run" unshare --mount --pid --fork --propagation private \
         bash -c "$pod" pod "$work/$name" "$base" "$work/$name-tmp" "${variables[@]}" "$@"
 }
 
