@@ -38,3 +38,17 @@ def test_every_node_is_told_the_same_by_hand_and_by_ray_up() -> None:
     assert passed.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "/usr/local/bin/orca-haproxy"
     assert exported == TOLD
     assert passed == TOLD
+
+
+def test_the_tests_that_the_docs_name_are_there() -> None:
+    named = {
+        (path, name)
+        for page in (ROOT / "docs").glob("*.md")
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text())
+    }
+    assert len(named) > 10
+    assert not [
+        (path, name)
+        for path, name in named
+        if not (ROOT / path).exists() or (name and f"def {name}(" not in (ROOT / path).read_text())
+    ]
