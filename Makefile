@@ -70,7 +70,7 @@ k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernete
 image: setup ## build the container image with buildah, docker or podman; ARGS="--for cuda" for GPUs
 	PYTHONPATH=tools $(BIN)/python tools/image.py $(ARGS)
 
-image-test: ## run the built image as head and worker, read-only and not as root, and stream; as root, with buildah
+image-test: ## run the built image as head and workers, read-only and not as root; needs root and buildah
 	tools/image_test.sh $(ARGS)
 
 format: setup ## let ruff rewrite the code in the project's style

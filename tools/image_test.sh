@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The built image as a pod would run it, without Docker or Kubernetes: a head and a worker, each a user 1000:100 without
 # capabilities in a read-only root with nothing but /tmp to write to, in network namespaces of their own. A Serve config is
-# deployed as KubeRay does it, and tokens are streamed through the HAProxy of either. Needs root, buildah, iproute2.
+# deployed as KubeRay does it, and tokens are streamed through the HAProxy of either. Then a second worker joins, and the first
+# one, on which everything runs, is sent SIGTERM under load. Needs root, buildah, iproute2; some minutes.
 #
 #   tools/image_test.sh [IMAGE] [SERVE_CONFIG]
 set -euo pipefail
@@ -10,8 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=.venv/bin/python
 image=${1:-orca-serve:$(PYTHONPATH=tools $python -c 'from pathlib import Path; from k8s_check.facts import read_facts; print(read_facts(Path.cwd()).tag)')}
 config=${2:-configs/cluster-cpu.yaml}
-head=10.77.0.1 worker=10.77.0.2
-patience_s=300
+# shellcheck disable=SC2034 # by name
+head=10.77.0.1 worker=10.77.0.2 second=10.77.0.3
+patience_s=300 long=600 # seconds, tokens
 
 work=$(mktemp -d /tmp/orca-image.XXXXXX)
 run=${work##*.}
@@ -21,11 +23,13 @@ container=
 finish() {
     local status=$? name
     trap - EXIT
-    for name in head worker; do # unshare's --kill-child would not do: a process that changes its user forgets that
-        ip netns pids "orca-$name-$run" 2>/dev/null | xargs -r kill -KILL || true
-    done
-    wait 2>/dev/null || true
-    for name in head worker; do ip netns delete "orca-$name-$run" 2>/dev/null || true; done
+    { # the shell would say of each that it was killed
+        for name in head worker second; do # unshare's --kill-child would not do: who changes its user forgets that
+            ip netns pids "orca-$name-$run" | xargs -r kill -KILL || true
+        done
+        wait || true
+    } 2>/dev/null
+    for name in head worker second; do ip netns delete "orca-$name-$run" 2>/dev/null || true; done
     if [[ -n $container ]]; then buildah rm "$container" >/dev/null || true; fi
     ((status == 0)) || tail -n 20 "$work"/*.log 2>/dev/null || true
     rm -rf "$work"
@@ -93,6 +97,14 @@ start() { # head or worker, arguments of `ray start`…
     pids[$name]=$!
 }
 
+start_worker() { # worker or second
+    start "$1" "--address=$head:6379" "--node-ip-address=${!1}" --num-cpus=5 --object-store-memory=200000000
+}
+
+generate() { # tokens, more arguments…
+    in_pod head orca-serve generate "Once upon a time" --ignore-eos --address "$head:9000" --max-new-tokens "$@"
+}
+
 wait_for() { # what, command… in the head's pod
     local what=$1 deadline=$((SECONDS + patience_s))
     shift
@@ -107,16 +119,20 @@ wait_for() { # what, command… in the head's pod
 container=$(buildah from --pull-never "$image")
 base=$(buildah mount "$container")
 token=$($python -c 'import secrets; print(secrets.token_hex(32))')
-for name in head worker; do
+for name in head worker second; do
     ip netns add "orca-$name-$run"
     ip -n "orca-$name-$run" link set lo up
     install -d -m 1777 "$work/$name-tmp" # the emptyDir of the pod
 done
-ip link add "h$run" netns "orca-head-$run" type veth peer name "w$run" netns "orca-worker-$run"
-ip -n "orca-head-$run" addr add "$head/30" dev "h$run"
-ip -n "orca-worker-$run" addr add "$worker/30" dev "w$run"
-ip -n "orca-head-$run" link set "h$run" up
-ip -n "orca-worker-$run" link set "w$run" up
+ip -n "orca-head-$run" link add bridge type bridge
+ip -n "orca-head-$run" addr add "$head/24" dev bridge
+ip -n "orca-head-$run" link set bridge up
+for name in worker second; do
+    ip link add "$name" netns "orca-head-$run" type veth peer name eth0 netns "orca-$name-$run"
+    ip -n "orca-head-$run" link set "$name" master bridge up
+    ip -n "orca-$name-$run" addr add "${!name}/24" dev eth0
+    ip -n "orca-$name-$run" link set eth0 up
+done
 
 # shellcheck disable=SC2016 # expanded in there
 (in_pod worker bash -c '! touch /opt/a /etc/a /usr/a 2>/dev/null && test -w /tmp && test "$(id -u):$(id -g)" = 1000:100 \
@@ -126,7 +142,7 @@ echo "image: not root, read-only, and everything is on the path"
 began=$($python -c 'import time; print(time.time())')
 start head --head --port=6379 --node-ip-address=$head --num-cpus=0 --dashboard-host=0.0.0.0 --object-store-memory=200000000
 wait_for "Ray's head answers" python -c "import urllib.request as r; r.urlopen('http://$head:8265/api/gcs_healthz')"
-start worker --address=$head:6379 --node-ip-address=$worker --num-cpus=5 --object-store-memory=200000000
+start_worker worker
 cp "$config" "$work/head-tmp/serve.yaml"
 wait_for "the Serve config is taken" serve deploy --address http://$head:8265 /tmp/serve.yaml
 wait_for "first token through the head" orca-serve generate "The sky is" --max-new-tokens 1 --address $head:9000
@@ -135,5 +151,32 @@ for target in $head $worker; do
     [[ -n $said ]] || { echo "nothing was streamed from $target" >&2; exit 1; }
     say "streamed from $target:9000: $(tr '\n' ' ' <<<"$said")"
 done
+
+# a worker leaves, as at the deletion of its pod: what it has begun it finishes, and nothing is refused meanwhile
+alone=$(generate "$long" 2>"$work/generate.log")
+start_worker second
+wait_for "a second worker joins" bash -c "test \$(ray list nodes --address http://$head:8265 | grep -c ALIVE) -eq 3"
+declare -A streams=()
+for number in 1 2 3 4; do
+    (generate "$long") >"$work/stream$number" 2>"$work/stream$number.log" &
+    streams[$number]=$!
+done
+for number in 1 2 3 4; do until [[ -s $work/stream$number ]]; do kill -0 "${streams[$number]}"; sleep 0.1; done; done
+say "four streams run"
+kill -TERM "$(<"/proc/${pids[worker]}/task/${pids[worker]}/children")"
+asked=0 deadline=$((SECONDS + patience_s))
+while kill -0 "${pids[worker]}" 2>/dev/null; do
+    ((SECONDS < deadline)) || { echo "the first worker does not end" >&2; exit 1; }
+    (generate 1) >/dev/null 2>"$work/generate.log" || { echo "request $asked while it leaves was not served" >&2; exit 1; }
+    asked=$((asked + 1))
+done
+say "the first worker has left; $asked requests served meanwhile"
+for number in 1 2 3 4; do
+    wait "${streams[$number]}" || { echo "stream $number was cut" >&2; exit 1; }
+    [[ $(<"$work/stream$number") == "$alone" ]] || { echo "stream $number says something else" >&2; exit 1; }
+done
+(generate 1) >/dev/null 2>"$work/generate.log"
+say "four streams say what one said alone; the second worker serves"
+
 [[ -z $(find "$work" -name 'orca-*.so') ]] || { echo "kernels were compiled although the image has them" >&2; exit 1; }
 echo "image: works"
