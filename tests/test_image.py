@@ -67,6 +67,11 @@ def test_it_runs_as_the_user_of_the_manifests() -> None:
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["1000:100"]
 
 
+def test_the_readme_runs_what_make_image_makes() -> None:
+    named = re.findall(r"docker run .*(orca-serve:\S+)", (ROOT / "README.md").read_text())
+    assert named == [f"orca-serve:{read_facts(ROOT).tag}"]
+
+
 def test_hadolint_finds_nothing() -> None:
     beside = Path(sys.executable).with_name("hadolint")
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
