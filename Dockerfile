@@ -33,7 +33,7 @@ RUN /opt/build/bin/python -m hatchling build -t wheel -d /tmp/wheels \
 
 # hadolint ignore=DL3006
 FROM ${BASE}
-# g++: the name of a compiled kernel holds its version, and another CPU's kernels can be compiled where they are needed.
+# g++: the name of a compiled kernel holds its version, so it is asked at run time too.
 # bash and wget: KubeRay's probes. Versions are the base's own Debian release
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -47,7 +47,7 @@ COPY --from=build /opt/orca/bin/orca-haproxy /usr/local/bin/orca-haproxy
 # HOME: whatever caches anything caches it there, and it may be the only place that can be written to
 ENV PATH=/opt/orca/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0 \
     ORCA_KERNELS_CACHE=/opt/orca-kernels NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# the CPU's kernels, compiled now: a pod need not, and could not under a read-only root. This needs no such CPU
+# the kernels for CPUs, compiled now so that no pod has to: the folder is root's. This needs no such CPU
 RUN mkdir --mode=755 "$ORCA_KERNELS_CACHE" && python -m orca_core.kernels
 USER 1000:100
 WORKDIR /tmp
