@@ -8,7 +8,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-unit test-model test-e2e test-chaos check lint format-check types imports architecture proto proto-check \
-        k8s-check k8s-tools docs format bench clean
+        k8s-check k8s-tools image image-test docs format bench clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,12 @@ k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernete
 
 docs: setup ## regenerate docs/configuration.md from the configuration's code
 	$(BIN)/python -m tools.generate_config_docs
+
+image: setup ## build the container image with buildah, docker or podman; ARGS="--for cuda" for GPUs
+	PYTHONPATH=tools $(BIN)/python tools/image.py $(ARGS)
+
+image-test: ## run the built image as head and workers, read-only and not as root; needs root and buildah
+	tools/image_test.sh $(ARGS)
 
 format: setup ## let ruff rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -22,6 +22,7 @@ CACHE_VARIABLE: Final = "ORCA_KERNELS_CACHE"
 COMPILER_VARIABLE: Final = "CXX"
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _FLAGS: Final = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-fvisibility=hidden")
+_ROOT: Final = 0  # a user id
 _TIMEOUT_S: Final = 300.0
 _MAX_COMPLAINT: Final = 500
 
@@ -71,6 +72,8 @@ def build(flags: Sequence[str], *, compiler: str | None = None, cache: Path | No
         version = _output([compiler, "--version"]).splitlines()[0]
         folder = _own_folder(cache or default_cache())
         library = folder / f"orca-{_digest([version, *_FLAGS, *flags])}.so"
+        if _is_whole(library):  # without the lock: the folder of an image may be read-only
+            return library
         with _lock(library.with_suffix(".lock")):
             if not _is_whole(library):
                 _sweep(folder, library.stem)
@@ -88,10 +91,13 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Made if it is not there. What lies in it will be run, so nobody else may write to it. Raises ``KernelError``."""
+    """Made if it is not there. What lies in it will be run, so nobody else may write to it, but root: as in an image.
+
+    Raises ``KernelError``.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if status.st_uid not in (os.getuid(), _ROOT) or status.st_mode & 0o022:
         raise KernelError(f"{folder} belongs to, or can be written by, others")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orca_core.kernels import build as build_module
+from orca_core.kernels.__main__ import main
 from orca_core.kernels.build import KernelError, build, default_cache, find_compiler
 from orca_core.kernels.variants import SWITCH, VARIANTS, choose_variant, cpu_features, find_kernels
 
@@ -145,6 +147,42 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path, compile
     with pytest.raises(KernelError, match="can be written by"):
         build((), compiler=str(compiler()), cache=cache)
     assert calls(tmp_path) == 0
+
+
+def test_what_an_image_holds_is_used_though_nobody_may_write_there(
+    tmp_path: Path, compiler: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = str(compiler()), tmp_path / "cache"
+    made = build((), compiler=path, cache=cache)
+    owner = cache.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1000)
+    monkeypatch.setattr(build_module, "_ROOT", owner)
+
+    def read_only(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(build_module, "_lock", read_only)
+    assert build((), compiler=path, cache=cache) == made
+    with pytest.raises(KernelError, match="Read-only"):
+        build(("-other",), compiler=path, cache=cache)
+    monkeypatch.setattr(build_module, "_ROOT", owner + 1)
+    with pytest.raises(KernelError, match="belongs to"):
+        build((), compiler=path, cache=cache)
+
+
+def test_all_that_a_kind_of_machine_may_need_is_compiled_for_an_image(
+    tmp_path: Path, compiler: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", str(compiler()))
+    monkeypatch.setenv("ORCA_KERNELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    main()
+    (variant,) = VARIANTS
+    assert capsys.readouterr().out == f"{variant.name}: {build(variant.flags)}\n"
+    assert calls(tmp_path) == 1
+    monkeypatch.setattr("platform.machine", lambda: "none")
+    main()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_cache_of_our_own_is_closed_to_others(tmp_path: Path, compiler: Callable[[str], Path]) -> None:
