@@ -53,6 +53,14 @@ def marked_processes(mark: str) -> dict[int, str]:
     return found
 
 
+def left_over(mark: str) -> dict[int, str]:
+    """Those that are still there after a while: the system takes some time to end what was killed."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while (found := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
 @dataclass
 class Server:
     """A running service. ``process``: the one of ``orca-serve up``, leader of its own process group; ``log``: what it

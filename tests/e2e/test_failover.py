@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from tests.e2e.conftest import CONFIG, MARK, Server, marked_processes, start, stop
+from tests.e2e.conftest import CONFIG, MARK, Server, left_over, marked_processes, start, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 N_STREAMS = 6
@@ -37,7 +37,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, s
     running = start(tmp_path_factory.mktemp("failover"), "throughput", {MARK: mark}, FAILOVER_CONFIG)
     yield running, mark
     assert stop(running) == 0
-    assert marked_processes(mark) == {}
+    assert left_over(mark) == {}
 
 
 def replica_pids(mark: str) -> list[int]:

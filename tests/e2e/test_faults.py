@@ -16,7 +16,7 @@ import pytest
 from deployment.client import OrcaClient
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from orca_core.errors import UnavailableError
-from tests.e2e.conftest import MARK, Server, marked_processes, start, stop
+from tests.e2e.conftest import MARK, Server, left_over, marked_processes, start, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 LONG = pb.Sampling(max_new_tokens=500, ignore_eos=True)
@@ -29,7 +29,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, s
     running = start(tmp_path_factory.mktemp("faults"), "throughput", {MARK: mark})
     yield running, mark
     assert stop(running) == 0
-    assert marked_processes(mark) == {}
+    assert left_over(mark) == {}
 
 
 def process_of(mark: str, deployment: str) -> int:

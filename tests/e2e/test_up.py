@@ -18,7 +18,7 @@ import pytest
 
 from deployment.haproxy import free_range
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, marked_processes, start
+from tests.e2e.conftest import MARK, STOP_TIMEOUT_S, left_over, marked_processes, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -49,7 +49,7 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
         server.channel.close()
         with server.process:
             server.process.kill()
-    assert marked_processes(mark) == {}
+    assert left_over(mark) == {}
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -72,7 +72,7 @@ def test_a_signal_while_it_starts_ends_it_at_once(step: str, tmp_path: Path) -> 
         rest = process.stderr.read().splitlines()
         assert process.wait(STOP_TIMEOUT_S) == 130
     assert "orca-serve: stopped while starting" in rest
-    assert marked_processes(mark) == {}
+    assert left_over(mark) == {}
 
 
 def test_sigkill_frees_the_ports(tmp_path: Path) -> None:
