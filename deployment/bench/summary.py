@@ -27,10 +27,11 @@ def summarize_ms(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def medians(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of every number over records of one shape; nested mappings alike, anything else is left out."""
-    first = records[0]
+    """The median of every number that all records have; nested mappings alike, anything else is left out."""
     result: dict[str, Any] = {}
-    for key, value in first.items():
+    for key, value in records[0].items():
+        if not all(key in record for record in records):
+            continue
         if isinstance(value, Mapping):
             result[key] = medians([record[key] for record in records])
         elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -48,3 +48,9 @@ def test_medians_and_ratios_go_into_mappings_and_leave_out_the_rest() -> None:
     assert ratios({"x": 3.0, "deep": {"y": 5}, "z": 1}, {"x": 2.0, "deep": {"y": 10}, "z": 0, "w": 1}) == {
         "x": 1.5, "deep": {"y": 0.5},
     }  # fmt: skip
+
+
+def test_what_not_all_records_have_has_no_median() -> None:
+    """A ratio to nothing is left out, and on a quiet machine others use nothing in some rounds."""
+    records = [ratios({"x": 1.0, "quiet": 0.1}, {"x": 2.0, "quiet": quiet}) for quiet in (0.2, 0.0)]
+    assert medians(records) == medians(records[::-1]) == {"x": 0.5}
