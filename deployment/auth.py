@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from deployment.errors import http_error
-from deployment.shares import CALLER
+from deployment.quota import CALLER
 from orca_core.errors import ConfigError, OrcaError, UnauthenticatedError
 
 _log = logging.getLogger(__name__)

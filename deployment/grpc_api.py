@@ -23,8 +23,8 @@ from deployment.grpc_messages import (
     status_to_pb,
 )
 from deployment.pb.orca.v1 import orca_pb2 as pb
+from deployment.quota import CALLER
 from deployment.serving import Service
-from deployment.shares import CALLER
 from orca_core.errors import InvalidRequestError, NotFoundError
 
 __all__ = ["SERVICE_NAME", "TIMEOUT_KEY", "Arrived", "GrpcMethods", "RpcContext", "RpcFailedError", "add_orca_service"]

@@ -22,10 +22,10 @@ from deployment.metrics import Registry
 from deployment.overview import NOTHING_AROUND, Around, Overview
 from deployment.peers import IngressShare
 from deployment.preparation import IngressTokenizer, Preparation
+from deployment.quota import Quota
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import ResumingStream
 from deployment.serving import GenerationCall, ServedChunk, ServiceStatus
-from deployment.shares import Shares
 from deployment.wiring import dispatcher_of, stream_settings_of
 from orca_core.errors import (
     DeadlineExceededError,
@@ -70,7 +70,7 @@ class Ingress(GrpcMethods):
         self._overview = Overview(self._dispatcher, self._books.counters, around, config.ingress.replicas)
         self._stream_settings = stream_settings_of(config)
         self._preparation = Preparation(config, tokenizer)
-        self._shares = Shares(config.limits.max_slots_per_key)
+        self._quota = Quota(config.limits.max_slots_per_key)
         self._clock = clock
         self._live: dict[str, list[LiveRequest]] = {}
         self._model: ModelInfo | None = None
@@ -112,8 +112,8 @@ class Ingress(GrpcMethods):
         entry = self._books.open(call.api)
         try:
             request = await self._prepare(call, live)
-            share = self._shares.hold(len(request.token_ids), request.max_new_tokens)
-            with share, self._running(request, call, live) as stream:
+            quota = self._quota.hold(len(request.token_ids), request.max_new_tokens)
+            with quota, self._running(request, call, live) as stream:
                 async for served in stream:
                     entry.chunk(served.chunk)
                     yield served

@@ -17,8 +17,8 @@ from deployment.http_api import build_app
 from deployment.ingress import Ingress
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
+from deployment.quota import CALLER, Quota
 from deployment.serving import GenerationCall
-from deployment.shares import CALLER, Shares
 from orca_core.errors import OverloadedError, RequestTooLargeError
 from orca_core.types import SamplingParams
 from tests.deployment.fake_service import MODEL, FakeService
@@ -44,40 +44,40 @@ def keys(tmp_path: Path) -> ApiKeys:
 
 def test_a_caller_holds_its_share_and_no_more_and_others_are_not_in_its_way() -> None:
     """Field case D6."""
-    shares = Shares(100)
+    quota = Quota(100)
     CALLER.set("one")
-    with shares.hold(30, 30), shares.hold(20, 20):
-        with pytest.raises(OverloadedError, match="hold 100 of 100 slots"), shares.hold(1, 1):
+    with quota.hold(30, 30), quota.hold(20, 20):
+        with pytest.raises(OverloadedError, match="hold 100 of 100 slots"), quota.hold(1, 1):
             pass
         CALLER.set("two")
-        with shares.hold(50, 50):
+        with quota.hold(50, 50):
             pass
         CALLER.set("one")
-    with shares.hold(50, 50):
+    with quota.hold(50, 50):
         pass
-    assert not shares._held
+    assert not quota._held
 
 
 def test_what_the_share_can_never_hold_is_no_matter_of_waiting() -> None:
     CALLER.set("one")
-    with pytest.raises(RequestTooLargeError, match=r"limits\.max_slots_per_key 100"), Shares(100).hold(100, 1):
+    with pytest.raises(RequestTooLargeError, match=r"limits\.max_slots_per_key 100"), Quota(100).hold(100, 1):
         pass
 
 
 def test_without_a_limit_or_a_key_nobody_is_refused() -> None:
-    with Shares(10).hold(1000, 1000):
+    with Quota(10).hold(1000, 1000):
         pass
     CALLER.set("one")
-    with Shares(None).hold(1000, 1000):
+    with Quota(None).hold(1000, 1000):
         pass
 
 
 def test_a_failure_gives_the_share_back() -> None:
-    shares = Shares(100)
+    quota = Quota(100)
     CALLER.set("one")
-    with pytest.raises(KeyError), shares.hold(50, 50):
+    with pytest.raises(KeyError), quota.hold(50, 50):
         raise KeyError
-    with shares.hold(50, 50):
+    with quota.hold(50, 50):
         pass
 
 

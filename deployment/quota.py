@@ -18,7 +18,7 @@ _RETRY_S: Final = 1.0
 LIMIT: Final = "limits.max_slots_per_key"
 
 
-class Shares:
+class Quota:
     """Slots that are waiting or reserved, by caller. ``max_slots``: of one caller; ``None`` = no limit."""
 
     def __init__(self, max_slots: int | None) -> None:
