@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
+from deployment.peers import IngressShare, Shares
 from deployment.serving import GenerationCall, ServedChunk
-from orca_core.types import SamplingParams
+from orca_core.types import CancelOutcome, SamplingParams
+from tests.deployment.plane import settle
 
 FEW = SamplingParams(max_new_tokens=3)
 CONFIG = AppConfig.parse(
@@ -35,3 +38,33 @@ async def read(ingress: Ingress, call: GenerationCall) -> list[ServedChunk]:
 
 async def counters(ingress: Ingress) -> dict[str, int]:
     return (await ingress.status()).counters
+
+
+async def streams_of(ingress: Ingress, *calls: GenerationCall) -> list[asyncio.Task[list[ServedChunk]]]:
+    tasks = [asyncio.create_task(read(ingress, call)) for call in calls]
+    await settle()
+    return tasks
+
+
+def of_tokens(max_new_tokens: int = 9, **given: Any) -> GenerationCall:
+    """Without a text no thread has to be waited for."""
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, seed=4)
+    return a_call(prompt=None, token_ids=(1, 2, 3, 4, 5), sampling=sampling, **given)
+
+
+class FakePeers:
+    """All ingresses, the one under test (``own``) among them; ``n_known`` less what ``shares`` says hang."""
+
+    def __init__(self, *shares: IngressShare, n_known: int = 1) -> None:
+        self.others = list(shares)
+        self.n_known = n_known
+        self.asked: list[str] = []
+        self.own: Ingress | None = None
+
+    async def cancel(self, client_request_id: str) -> CancelOutcome:
+        self.asked.append(client_request_id)
+        return CancelOutcome.CANCELLED
+
+    async def shares(self) -> Shares:
+        own = [] if self.own is None else [await self.own.share()]
+        return Shares([*self.others, *own], self.n_known)

@@ -11,11 +11,11 @@ from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.waker import NO_REPLICA_RETRY_S, UNKNOWN_START_S
 from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from tests.deployment.ingress_rig import of_tokens, read, streams_of
 from tests.deployment.plane import Clock, Plane, replicas_of, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make
 from tests.deployment.serving_fakes import ByteTokenizer
 from tests.deployment.stepping import FarReplica, FarReplicas
-from tests.deployment.test_ingress import of_tokens, read, streams_of
 
 __all__ = ["make"]
 

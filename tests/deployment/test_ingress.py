@@ -12,7 +12,6 @@ from deployment.choices import merged
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.overview import Around
-from deployment.peers import IngressShare, Shares
 from deployment.serving import ChatMessage
 from orca_core.errors import (
     DeadlineExceededError,
@@ -25,7 +24,7 @@ from orca_core.errors import (
     UnavailableError,
 )
 from orca_core.types import CancelOutcome, FinishReason, SamplingParams
-from tests.deployment.ingress_rig import CONFIG, Clock, a_call, counters, read
+from tests.deployment.ingress_rig import CONFIG, Clock, FakePeers, a_call, counters, read
 from tests.deployment.serving_fakes import INFO, ByteTokenizer, FakeReplicas
 
 
@@ -368,24 +367,6 @@ async def test_cancel_asks_the_replicas_for_what_another_ingress_started(
 ) -> None:
     replicas.outcome = outcome
     assert await ingress.cancel("elsewhere") is outcome
-
-
-class FakePeers:
-    """All ingresses, the one under test (``own``) among them; ``n_known`` less what ``shares`` says hang."""
-
-    def __init__(self, *shares: IngressShare, n_known: int = 1) -> None:
-        self.others = list(shares)
-        self.n_known = n_known
-        self.asked: list[str] = []
-        self.own: Ingress | None = None
-
-    async def cancel(self, client_request_id: str) -> CancelOutcome:
-        self.asked.append(client_request_id)
-        return CancelOutcome.CANCELLED
-
-    async def shares(self) -> Shares:
-        own = [] if self.own is None else [await self.own.share()]
-        return Shares([*self.others, *own], self.n_known)
 
 
 async def test_cancel_asks_the_other_ingresses_for_what_waits_in_their_line(replicas: FakeReplicas) -> None:

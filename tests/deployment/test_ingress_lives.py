@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from deployment.ingress import Ingress
 from deployment.served_ingress import ServedIngress
-from deployment.serving import GenerationCall, ServedChunk
 from orca_core.errors import (
     DeadlineExceededError,
     UnavailableError,
 )
-from orca_core.types import FinishReason, SamplingParams
-from tests.deployment.ingress_rig import CONFIG, Clock, a_call, counters, read
+from orca_core.types import FinishReason
+from tests.deployment.ingress_rig import CONFIG, Clock, counters, of_tokens, read, streams_of
 from tests.deployment.plane import replicas_of, settle
 from tests.deployment.serving_fakes import ByteTokenizer
 from tests.deployment.stepping import answer_of
@@ -24,18 +22,6 @@ from tests.deployment.stepping import answer_of
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-async def streams_of(ingress: Ingress, *calls: GenerationCall) -> list[asyncio.Task[list[ServedChunk]]]:
-    tasks = [asyncio.create_task(read(ingress, call)) for call in calls]
-    await settle()
-    return tasks
-
-
-def of_tokens(max_new_tokens: int = 9, **given: Any) -> GenerationCall:
-    """Without a text no thread has to be waited for."""
-    sampling = SamplingParams(max_new_tokens=max_new_tokens, seed=4)
-    return a_call(prompt=None, token_ids=(1, 2, 3, 4, 5), sampling=sampling, **given)
 
 
 async def test_a_stream_whose_replica_dies_says_so_on_its_last_message(clock: Clock) -> None:
