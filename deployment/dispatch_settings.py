@@ -14,7 +14,7 @@ class DispatchSettings:
     ``silence_s``: seconds without a sign of life after which a replica is lost. ``max_waiting_requests``,
     ``max_waiting_slots``: bounds of the line. ``overtaking_s``, ``max_overtakers``: while the head of the line fits
     nowhere, those behind it that do may be sent, for so long and so many at most; 0 = nobody. ``from_zero``: what
-    becomes of a request when the service has scaled to zero; ``None`` = it never does.
+    becomes of a request when the service has scaled to zero; ``None`` = it never does. ``coalesce_s``: see ``Pace``.
     """
 
     interval_s: float
@@ -24,3 +24,4 @@ class DispatchSettings:
     overtaking_s: float = 0.0
     max_overtakers: int = 0
     from_zero: ColdRequests | None = None
+    coalesce_s: float = 0.0

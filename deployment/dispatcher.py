@@ -15,6 +15,7 @@ from deployment.line import WaitingLine
 from deployment.link import Link
 from deployment.links import Heard, Links
 from deployment.metrics import IngressMetrics
+from deployment.pace import Pace
 from deployment.parcels import LineDepth, Parcel
 from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
@@ -49,7 +50,9 @@ class Dispatcher:
         self._clock = clock
         self._metrics = metrics
         self._line = WaitingLine(settings.max_waiting_requests, settings.max_waiting_slots, clock)
-        self._links = Links(replicas, clock, settings.silence_s, self, self.line_depth)
+        self._links = Links(
+            replicas, clock, settings.silence_s, self, self.line_depth, Pace(settings.coalesce_s, clock).interval_s
+        )
         self._sender = Sender(
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )

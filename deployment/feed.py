@@ -35,19 +35,23 @@ class Feed:
         self.last_at = 0.0
         self.ended = False
 
-    def put(self, chunk: GenerationChunk) -> bool:
-        """Append a chunk. False, and nothing is appended, where the reader lags too far behind."""
+    def put(self, chunk: GenerationChunk, *, hold: bool = False) -> bool:
+        """Append a chunk. False, and nothing is appended, where the reader lags too far behind.
+
+        ``hold``: the reader is not woken before ``wake``, unless this is the first chunk or the last.
+        """
         if self.ended:
             return True
         if self._backlog + len(chunk.token_ids) > self._max_backlog:
             return False
         self.last_at = self._clock()
         if self.first_at is None:
-            self.first_at = self.last_at
+            self.first_at, hold = self.last_at, False
         self._pending.append(chunk)
         self._backlog += len(chunk.token_ids)
         self.ended = chunk.finish_reason is not None
-        self._wake()
+        if self.ended or not hold:
+            self.wake()
         return True
 
     def fail(self, error: BaseException) -> None:
@@ -55,9 +59,10 @@ class Feed:
         if not self.ended:
             self._error = error
             self.ended = True
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the reader, where it waits, see what is there."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

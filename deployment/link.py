@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Protocol
 
+from deployment.delivery import Delivery
 from deployment.entry import Entry
 from deployment.feed import ReplicaLostError
 from deployment.parcels import Parcel, unpack
@@ -44,8 +45,8 @@ class Link:
     """The attachment to a replica. ``link_id``: under which the replica knows it.
 
     ``entries``: by attempt id, what is on the replica or on its way there. A word may come before the answer to the
-    call that submitted its request. ``on_broken``: called with the reason when the stream has ended, failed, or said
-    that the replica is not well.
+    call that submitted its request. ``delivery``: when readers are woken. ``on_broken``: called with the reason when
+    the stream has ended, failed, or said that the replica is not well.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Link:
         stream: ParcelStream,
         owner: LinkOwner,
         on_broken: Callable[[Link, str], None],
+        delivery: Delivery,
     ) -> None:
         self.replica = replica
         self.link_id = link_id
@@ -70,6 +72,7 @@ class Link:
         self._stream = stream
         self._owner = owner
         self._on_broken = on_broken
+        self._delivery = delivery
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._to_drop: list[str] = []
@@ -83,6 +86,7 @@ class Link:
     def close(self) -> None:
         """End the stream. Idempotent, never blocks."""
         self._closed = True
+        self._delivery.close()
         self._stream.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -122,6 +126,7 @@ class Link:
         self.silent_s = 0.0
         self.is_open = True
         self._owner.on_parcel(self, parcel)
+        self._delivery.begin()
         for word in parcel.words:
             entry = self.entries.get(word[0])
             if entry is not None:
@@ -131,7 +136,7 @@ class Link:
     def _hand_on(self, entry: Entry, said: GenerationChunk | OrcaError) -> None:
         self._owner.on_word(self, entry)
         if isinstance(said, GenerationChunk):
-            if not entry.feed.put(said):
+            if not self._delivery.put(entry.feed, said):
                 self._owner.on_overflow(self, entry)
                 entry.feed.fail(RequestCancelledError(entry.request.request_id))
                 return

@@ -10,6 +10,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Final
 
+from deployment.delivery import Delivery
 from deployment.link import Link, LinkOwner
 from deployment.parcels import LineDepth
 from deployment.replica import ReplicaReport
@@ -42,7 +43,7 @@ class Links:
     gets nothing new, and once it holds nothing of ours the link is closed, which lets it exit. One that hangs sends no
     parcels either, for ``silence_s`` seconds: it is lost, at once and with all that is on it.
 
-    ``depth``: what the replicas are told of our line when they are asked.
+    ``depth``: what the replicas are told of our line when they are asked. ``interval_s()``: see ``Delivery``.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Links:
         silence_s: float,
         owner: LinkOwner,
         depth: Callable[[], LineDepth],
+        interval_s: Callable[[], float],
     ) -> None:
         self._replicas = replicas
         self._clock = clock
         self._silence_s = silence_s
         self._owner = owner
         self._depth = depth
+        self._interval_s = interval_s
         self._links: dict[str, Link] = {}
         self._polling: asyncio.Task[Heard] | None = None
         self._ended = False
@@ -119,7 +122,9 @@ class Links:
     def _attach(self, replica: str) -> None:
         link_id = uuid.uuid4().hex
         stream = self._replicas.attach(replica, self.ingress_id, link_id)
-        link = self._links[replica] = Link(replica, link_id, stream, self._owner, self.lose)
+        link = self._links[replica] = Link(
+            replica, link_id, stream, self._owner, self.lose, Delivery(self._interval_s, self._clock)
+        )
         link.start()
 
     def let_go(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from orca_core.errors import OrcaError
-from orca_core.types import GenerationChunk, Load
+from orca_core.types import GenerationChunk, GenerationRequest, Load
 
 Word = tuple[str, str, tuple[int, ...]] | tuple[str, GenerationChunk | OrcaError]
 """(request id, text, token ids): most words are no more than that. Otherwise (request id, chunk or error)."""
@@ -56,6 +56,13 @@ class Parcel(NamedTuple):
     words: tuple[Word, ...] = ()
 
 
+class Submission(NamedTuple):
+    """A request as it goes to a replica. ``client_request_id``: what its client calls it."""
+
+    request: GenerationRequest
+    client_request_id: str
+
+
 class Accepted(NamedTuple):
     """The replica has reserved the request's whole demand. ``number``: its place among all that this ingress sent."""
 
@@ -66,6 +73,12 @@ class Rejected(NamedTuple):
     """The replica has no room for the request now, or does not know the link it is to answer on."""
 
     standing: Standing
+
+
+class Failed(NamedTuple):
+    """The replica could not even say no; ``kind`` names the exception. Of a call, it concerns one request only."""
+
+    kind: str
 
 
 def pack(chunk: GenerationChunk) -> Word:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,10 +13,22 @@ from typing import Final, Protocol
 from deployment.client_ids import ClientIds
 from deployment.metrics import ReplicaMetrics, Silent
 from deployment.outlet import EngineChannel, Outlet
-from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected, Standing
+from deployment.parcels import (
+    NOTHING_WAITS,
+    Accepted,
+    Failed,
+    LineDepth,
+    Parcel,
+    Pinned,
+    Rejected,
+    Standing,
+    Submission,
+)
 from deployment.scaling_reports import scaling_stats
-from orca_core.errors import EngineDeadError, OverloadedError
+from orca_core.errors import EngineDeadError, OrcaError, OverloadedError
 from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
+
+_log = logging.getLogger(__name__)
 
 LEASE_S: Final = 15.0
 """An ingress that was not heard of for so long, nor for ``LEASE_BEATS`` heartbeats, is given up: nobody reads what is
@@ -135,9 +148,22 @@ class Replica:
             if self._attached.get(ingress_id) is attached:
                 del self._attached[ingress_id]
 
-    async def submit(
-        self, to: Pinned, request: GenerationRequest, link_id: str, client_request_id: str
-    ) -> Accepted | Rejected:
+    async def submit_all(
+        self, to: Pinned, link_id: str, submissions: tuple[Submission, ...]
+    ) -> tuple[Accepted | Rejected | OrcaError | Failed, ...]:
+        """``submit`` for each, in their order; an error is the answer to its own request, and the others go on."""
+        answers: list[Accepted | Rejected | OrcaError | Failed] = []
+        for request, client_request_id in submissions:
+            try:
+                answers.append(self.submit(request, link_id, client_request_id))
+            except OrcaError as error:
+                answers.append(error)
+            except Exception as error:
+                _log.exception("request %s could not be submitted", request.request_id)
+                answers.append(Failed(type(error).__name__))
+        return tuple(answers)
+
+    def submit(self, request: GenerationRequest, link_id: str, client_request_id: str) -> Accepted | Rejected:
         """Begin a request if its whole demand can be reserved now; otherwise nothing has happened.
 
         A request id that was accepted before is not begun again. Raises ``InvalidRequestError``, and

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
-from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected
+from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected, Submission
 from deployment.replica import ReplicaReport
+from deployment.submissions import Answer, Submissions
 from orca_core.types import CancelOutcome, GenerationRequest
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class ServeReplicaSet:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._attach = handle.options(method_name="attach", stream=True)
-        self._submit = handle.options(method_name="submit")
+        self._submit_all = handle.options(method_name="submit_all")
+        self._submissions = Submissions(self._carry)
         self._drop = handle.options(method_name="drop")
         self._report = handle.options(method_name="report")
         self._telling: set[asyncio.Task[None]] = set()  # the event loop itself keeps no reference
@@ -86,13 +88,16 @@ class ServeReplicaSet:
         self, replica: str, link_id: str, request: GenerationRequest, client_request_id: str
     ) -> Accepted | Rejected:
         """See ``ReplicaSet.submit``."""
-        call = self._submit.remote(Pinned(replica), request, link_id, client_request_id)
+        return await self._submissions.submit(replica, link_id, Submission(request, client_request_id))
+
+    async def _carry(self, replica: str, link_id: str, submissions: tuple[Submission, ...]) -> tuple[Answer, ...]:
+        call = self._submit_all.remote(Pinned(replica), link_id, submissions)
         try:
-            answer: Accepted | Rejected = await call
+            answers: tuple[Answer, ...] = await call
         except asyncio.CancelledError:
             call.cancel()
             raise
-        return answer
+        return answers
 
     def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
         """See ``ReplicaSet.drop``."""

@@ -26,6 +26,7 @@ def dispatcher_of(
         overtaking_s=engine.overtaking_s,
         max_overtakers=engine.max_overtakers,
         from_zero=config.replicas.cold_requests if config.replicas.min == 0 else None,
+        coalesce_s=config.ingress.coalesce_s,
     )
     return Dispatcher(replicas, settings, HeadroomBook(clock, engine.max_batch_size), clock, metrics)
 

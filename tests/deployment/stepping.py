@@ -63,6 +63,7 @@ class SteppingEngine:
         self.iterations = 0
         self.well = Health(True)
         self.error: OrcaError | None = None  # raised by submit
+        self.bad_ids: dict[str, Exception] = {}  # raised by submit of that request
         self.cancelled: list[str] = []
         self.started = self.ended = False
 
@@ -75,6 +76,8 @@ class SteppingEngine:
     def submit(self, request: GenerationRequest) -> Channel:
         if self.error is not None:
             raise self.error
+        if request.request_id in self.bad_ids:
+            raise self.bad_ids[request.request_id]
         if request.total_tokens > self.load().headroom or len(self.running) >= self.max_batch_size:
             raise OverloadedError("full", 1.0)
         self.seen.append(request)
@@ -277,7 +280,7 @@ class FarReplicas:
             raise ConnectionError("the actor died")
         if far.submit_error is not None:
             raise far.submit_error
-        answer = await far.replica.submit(Pinned(replica), request, link_id, client_request_id)
+        answer = far.replica.submit(request, link_id, client_request_id)
         if far.answer_waits is not None:
             await far.answer_waits.wait()
         return answer

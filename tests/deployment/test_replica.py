@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected, unpack
+from deployment.parcels import Accepted, Failed, LineDepth, Parcel, Pinned, Rejected, Submission, unpack
 from deployment.replica import LEASE_S, LINE_FRESH_S, Replica
 from deployment.served_replica import share_of_node, use_threads
 from orca_core.errors import EngineDeadError, InvalidRequestError, RequestCancelledError
@@ -38,7 +38,7 @@ class Bench:
         return parcels
 
     async def submit(self, request: GenerationRequest, link: str = "link", client: str = "mine") -> Accepted | Rejected:
-        answer = await self.replica.submit(HERE, request, link, client)
+        answer = self.replica.submit(request, link, client)
         assert pickle.loads(pickle.dumps(answer)) == answer
         return answer
 
@@ -144,6 +144,19 @@ async def test_the_requests_own_error_is_the_callers(bench: Bench) -> None:
         await bench.submit(a_request())
     assert await bench.replica.cancel("mine") is CancelOutcome.NOT_FOUND
     await parcels.aclose()
+
+
+async def test_several_at_once_are_answered_one_by_one(bench: Bench) -> None:
+    await bench.attach()
+    bench.engine.bad_ids = {"bad": InvalidRequestError("logit_bias", "is wrong"), "odd": KeyError("odd")}
+    asked = tuple(Submission(a_request(name), "mine") for name in ("r1", "bad", "odd", "r2", "r1"))
+    answers = await bench.replica.submit_all(HERE, "link", asked)
+    assert answers[0] == Accepted(1)
+    assert isinstance(answers[1], InvalidRequestError)
+    assert answers[2] == Failed("KeyError")
+    assert answers[3] == Accepted(2)
+    assert answers[4] == Accepted(1)  # it was there before
+    assert pickle.loads(pickle.dumps(answers[3])) == answers[3]
 
 
 async def test_a_dropped_request_ends(bench: Bench) -> None:

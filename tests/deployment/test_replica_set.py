@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from deployment import broadcast, replica_set
-from deployment.parcels import NOTHING_WAITS, Accepted, Pinned
+from deployment.parcels import NOTHING_WAITS, Accepted, Pinned, Submission
 from deployment.peers import IngressShare
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
@@ -117,21 +117,29 @@ async def test_a_submission_goes_to_the_replica_that_was_named() -> None:
     handle = Handle([])
     replicas = ServeReplicaSet(handle)
     task = asyncio.create_task(replicas.submit("a", "link", REQUEST, "mine"))
-    await asyncio.sleep(0)
+    await until(lambda: bool(handle.calls))
     (call,) = handle.calls
-    assert (call.method, call.args) == ("submit", (Pinned("a"), REQUEST, "link", "mine"))
-    call.answer.set_result(Accepted(1))
+    assert (call.method, call.args) == ("submit_all", (Pinned("a"), "link", (Submission(REQUEST, "mine"),)))
+    call.answer.set_result((Accepted(1),))
     assert await task == Accepted(1)
 
 
 async def test_a_submission_that_is_given_up_is_cancelled_on_its_way() -> None:
     handle = Handle([])
     task = asyncio.create_task(ServeReplicaSet(handle).submit("a", "link", REQUEST, "mine"))
-    await asyncio.sleep(0)
+    await until(lambda: bool(handle.calls))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert handle.calls[0].gone.is_set()
+    await handle.calls[0].gone.wait()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(20):
+        if holds():
+            break
+        await asyncio.sleep(0)
+    assert holds()
 
 
 async def test_a_call_for_the_first_replica_names_none_and_can_be_given_up() -> None:

@@ -1,0 +1,55 @@
+"""When the readers of a link's streams are woken: with each parcel, or, at a pace, with some of them. Free of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+
+from deployment.feed import Feed
+from orca_core.types import GenerationChunk
+
+
+class Delivery:
+    """Hands chunks to feeds. ``interval_s()``: seconds between two times at which readers are woken; 0 = every time.
+
+    The first chunk of a stream and its last wake its reader at once. ``clock``: seconds. Lives on one event loop.
+    """
+
+    def __init__(self, interval_s: Callable[[], float], clock: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._woken_at = float("-inf")
+        self._holds = False
+        self._held: list[Feed] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """A parcel has come; its chunks follow."""
+        interval_s, now = self._interval_s(), self._clock()
+        left_s = self._woken_at + interval_s - now
+        self._holds = left_s > 0
+        if not self._holds:
+            self._wake_all()
+        elif self._timer is None:
+            # a context of its own: what Serve ties to a request must not be tied to this
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._wake_all, context=Context())
+
+    def put(self, feed: Feed, chunk: GenerationChunk) -> bool:
+        """See ``Feed.put``."""
+        if self._holds:
+            self._held.append(feed)
+        return feed.put(chunk, hold=self._holds)
+
+    def _wake_all(self) -> None:
+        self._woken_at = self._clock()
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is held any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for feed in held:
+            feed.wake()

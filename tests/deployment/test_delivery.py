@@ -1,0 +1,209 @@
+"""Tokens of a stream share a message where there is no CPU for one each; the first and the last never wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from deployment.delivery import Delivery
+from deployment.feed import Feed
+from deployment.pace import LOOK_S, Pace, wanted_s
+from orca_core.types import FinishReason, GenerationChunk
+from tests.deployment.plane import Clock, settle
+
+
+def chunk(*ids: int, finish: FinishReason | None = None) -> GenerationChunk:
+    return GenerationChunk("r", "".join(f"{token_id}," for token_id in ids), ids, finish_reason=finish)
+
+
+class Reader:
+    """Of one stream: what it read, message by message."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.feed = Feed(100, clock)
+        self.messages: list[tuple[int, ...]] = []
+        self.read = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            said = await self.feed.next()
+            self.messages.append(said.token_ids)
+            self.read.set()
+            if said.finish_reason is not None:
+                return
+
+
+class Bench:
+    """Two streams of one link, whose clock stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.interval_s = 0.0
+        self.delivery = Delivery(lambda: self.interval_s, self.clock)
+        self.one, self.other = Reader(self.clock), Reader(self.clock)
+
+    async def parcel(
+        self, one: GenerationChunk | None, other: GenerationChunk | None = None, after_s: float = 0.0
+    ) -> None:
+        self.clock.now += after_s
+        self.delivery.begin()
+        for reader, said in ((self.one, one), (self.other, other)):
+            if said is not None:
+                assert self.delivery.put(reader.feed, said)
+        await settle()
+
+    async def end(self) -> None:
+        self.one.task.cancel()
+        self.other.task.cancel()
+        self.delivery.close()
+        await settle()
+
+
+async def test_without_an_interval_every_parcel_wakes() -> None:
+    bench = Bench()
+    for index in range(3):
+        await bench.parcel(chunk(index), chunk(index + 10))
+    assert bench.one.messages == [(0,), (1,), (2,)]
+    assert bench.other.messages == [(10,), (11,), (12,)]
+    await bench.end()
+
+
+async def test_what_comes_within_the_interval_shares_a_message() -> None:
+    bench = Bench()
+    bench.interval_s = 10.0
+    await bench.parcel(chunk(0))
+    for index in (1, 2, 3):
+        await bench.parcel(chunk(index), after_s=3.0)
+    assert bench.one.messages == [(0,)]
+    await bench.parcel(chunk(4), after_s=2.0)
+    assert bench.one.messages == [(0,), (1, 2, 3, 4)]
+    await bench.end()
+
+
+async def test_tokens_that_are_further_apart_than_the_interval_leave_at_once() -> None:
+    bench = Bench()
+    bench.interval_s = 10.0
+    for index in range(3):
+        await bench.parcel(chunk(index), after_s=11.0)
+    assert bench.one.messages == [(0,), (1,), (2,)]
+    await bench.end()
+
+
+async def test_the_first_token_and_the_last_do_not_wait() -> None:
+    bench = Bench()
+    bench.interval_s = 1000.0
+    await bench.parcel(chunk(0))
+    await bench.parcel(chunk(1), chunk(10), after_s=1.0)
+    assert (bench.one.messages, bench.other.messages) == ([(0,)], [(10,)])
+    await bench.parcel(chunk(2), chunk(11, finish=FinishReason.LENGTH), after_s=1.0)
+    assert (bench.one.messages, bench.other.messages) == ([(0,)], [(10,), (11,)])
+    await bench.end()
+
+
+async def test_nothing_is_held_longer_than_the_interval_though_nothing_more_comes() -> None:
+    bench = Bench()
+    bench.interval_s = 0.001
+    await bench.parcel(chunk(0))
+    bench.delivery.begin()  # the clock stands still: within the interval
+    bench.one.read.clear()
+    assert bench.delivery.put(bench.one.feed, chunk(1))
+    await bench.one.read.wait()
+    assert bench.one.messages == [(0,), (1,)]
+    await bench.end()
+
+
+async def test_a_link_that_closes_holds_nothing_back() -> None:
+    bench = Bench()
+    bench.interval_s = 1000.0
+    await bench.parcel(chunk(0))
+    await bench.parcel(chunk(1))
+    bench.delivery.close()
+    await settle()
+    assert bench.one.messages == [(0,), (1,)]
+    await bench.end()
+
+
+# ---- how often
+
+
+class Loop:
+    """An event loop that wants a CPU for so large a part of the time."""
+
+    def __init__(self, longest_s: float = 0.01) -> None:
+        self.clock = Clock(7.0)
+        self.wanted = 123.0
+        self.pace = Pace(longest_s, self.clock, lambda: self.wanted)
+        self.pass_(0.0)
+
+    def pass_(self, share: float, seconds: float = 1.25 * LOOK_S) -> float:
+        self.clock.now += seconds
+        self.wanted += share * seconds
+        return self.pace.interval_s()
+
+
+def test_a_loop_that_has_time_sends_every_token() -> None:
+    loop = Loop()
+    assert [loop.pass_(0.8) for _ in range(20)] == [0.0] * 20
+
+
+def test_a_loop_without_time_sends_less_and_less_often_to_a_limit() -> None:
+    loop = Loop(0.01)
+    assert [loop.pass_(0.95) for _ in range(5)] == [0.0025, 0.005, 0.01, 0.01, 0.01]
+
+
+def test_in_between_it_stays_as_it_is_and_with_time_it_returns_to_every_token() -> None:
+    loop = Loop(0.01)
+    for _ in range(5):
+        loop.pass_(1.0)
+    assert [loop.pass_(0.7) for _ in range(5)] == [0.01] * 5
+    assert [loop.pass_(0.3) for _ in range(5)] == [0.005, 0.0025, 0.0, 0.0, 0.0]
+
+
+def test_what_was_before_the_first_look_counts_for_nothing() -> None:
+    clock = Clock(0.0)
+    pace = Pace(0.01, clock, lambda: 1000.0)
+    clock.now = 5.0
+    assert pace.interval_s() == 0.0
+
+
+def test_it_looks_now_and_then_only() -> None:
+    loop = Loop()
+    assert loop.pass_(1.0, 0.6 * LOOK_S) == 0.0
+    assert loop.pass_(1.0, 0.6 * LOOK_S) > 0.0
+
+
+def test_it_can_be_switched_off() -> None:
+    loop = Loop(0.0)
+    assert [loop.pass_(1.0) for _ in range(5)] == [0.0] * 5
+
+
+def test_a_thread_wants_a_cpu_while_it_works_and_not_while_it_waits() -> None:
+    """No more than time on the clock, no less than time on a CPU; each thread for itself."""
+    before, clock, ran = wanted_s(), time.monotonic(), time.thread_time()
+    total = 0
+    while time.thread_time() - ran < 0.02:
+        total += 1
+    worked = time.thread_time() - ran
+    assert worked * 0.5 <= wanted_s() - before <= (time.monotonic() - clock) * 1.5
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(wanted_s()))
+    thread.start()
+    thread.join()
+    assert found[0] < 1.0
+
+
+def test_without_the_kernels_word_it_is_the_time_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    from pathlib import Path
+
+    from deployment import pace
+
+    assert isinstance(tmp_path, Path)
+    for odd in (tmp_path / "absent", tmp_path / "odd"):
+        monkeypatch.setattr(pace, "_SCHEDSTAT", odd)
+        before = time.thread_time()
+        assert before <= wanted_s() <= time.thread_time()
+        (tmp_path / "odd").write_text("what")
