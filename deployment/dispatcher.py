@@ -21,7 +21,7 @@ from deployment.replica_set import ReplicaSet
 from deployment.sender import Sender
 from deployment.waker import Waker
 from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
-from orca_core.types import Load
+from orca_core.types import Load, ModelInfo
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +122,11 @@ class Dispatcher:
     def heard(self) -> Heard:
         """What the replicas last said of themselves."""
         return self._links.heard
+
+    @property
+    def served_model(self) -> ModelInfo | None:
+        """What the replicas serve, whoever asked them; ``None`` until one has answered."""
+        return self._links.model
 
     @property
     def ingress_id(self) -> str:

@@ -38,6 +38,7 @@ class _Known:
 
     ``in_flight_slots``, ``in_flight``: all that was sent to it and has not ended. ``others``: what others had there,
     slots and requests, when all replicas were last asked; ``None`` = it was not asked yet. ``asked_at``: when that was.
+    ``progress_at``: until when it was known to make progress, on its own clock.
     """
 
     standing: Standing | None = None
@@ -50,6 +51,7 @@ class _Known:
     refused: bool = False
     suspect_since: float | None = None
     iteration_s: float = 0.0
+    progress_at: float = 0.0
 
 
 class HeadroomBook:
@@ -86,6 +88,8 @@ class HeadroomBook:
         if before is not None and before.load.running and standing.load.iterations > before.load.iterations:
             each = (standing.at - before.at) / (standing.load.iterations - before.load.iterations)
             known.iteration_s += (each - known.iteration_s) * (_SMOOTHING if known.iteration_s else 1.0)
+        if before is None or not standing.load.running or standing.load.iterations > before.load.iterations:
+            known.progress_at = standing.at
         known.standing, known.received_at = standing, now
         known.refused, known.suspect_since = False, None
         for attempt_id in [name for name, booked in known.unseen.items() if _is_seen(booked, standing)]:
@@ -211,8 +215,11 @@ class HeadroomBook:
         return Load() if known is None or known.standing is None else known.standing.load
 
     def _is_suspect(self, replica: str, now: float) -> bool:
-        since = self._known[replica].suspect_since
-        return since is not None and now - since < SUSPECT_S
+        """It did not answer, or it answers, has work, and its iterations stand still: it may be about to be replaced."""
+        known = self._known[replica]
+        standing, since = known.standing, known.suspect_since
+        stands_still = standing is not None and standing.at - known.progress_at > self._stale_after_s
+        return stands_still or (since is not None and now - since < SUSPECT_S)
 
     def _free_share(self, replica: str, demand: int, now: float) -> float | None:
         """Part of the replica that is free, of its slots or of its batch, whichever is less; ``None``: no room."""

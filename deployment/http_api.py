@@ -7,21 +7,20 @@ ends with an error event, never with a finish reason or ``[DONE]``.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import math
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -30,10 +29,11 @@ from deployment.auth import KeyCheck, KeyGuard, NoKeys
 from deployment.choices import merged
 from deployment.config_sections import LimitsSection
 from deployment.errors import http_error
+from deployment.http_arrival import read_body, unless_disconnected
 from deployment.openai_requests import FIELD_NAMES, OpenAIRequest, parse_chat, parse_completion, parse_json
 from deployment.openai_responses import Answer, sse, to_json
 from deployment.serving import GenerationCall, ServedChunk, Service, ServiceStatus
-from orca_core.errors import InvalidRequestError, NotFoundError, OrcaError, PayloadTooLargeError, UnavailableError
+from orca_core.errors import InvalidRequestError, NotFoundError, OrcaError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +41,8 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 REPLICA_HEADER: Final = "x-orca-replica"
 _CLIENT_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_RECEIVE_PAUSE_S: Final = 0.05
 _DONE: Final = b"data: [DONE]\n\n"
 
-T = TypeVar("T")
 _Stream = AsyncGenerator[tuple[int, ServedChunk], None]
 _Parser = Callable[[dict[str, Any], LimitsSection, str, float | None], OpenAIRequest]
 
@@ -112,10 +110,12 @@ class _HttpFace:
         request_id = _request_id(request)
         headers = {REQUEST_ID_HEADER: request_id}
         try:
-            body = parse_json(await _read_body(request, self._limits.max_prompt_bytes))
+            body = parse_json(await read_body(request, self._limits.max_prompt_bytes))
             parsed = parse(body, self._limits, request_id, _timeout_s(request))
             work = self._answer(parsed, f"{prefix}-{request_id}", headers)
-            response = await _unless_disconnected(request.receive, work)
+            response = await unless_disconnected(request.receive, work)
+        except ClientDisconnect:  # while it sent the body
+            response = None
         except Exception as error:
             failure = http_error(error, request_id, FIELD_NAMES)
             response = _json(failure.body, failure.status, {**headers, **failure.headers})
@@ -201,7 +201,7 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # closing a generator that never started runs none of its clean-up: the inner stream is closed by name
         async with aclosing(self._stream), aclosing(self._events):
-            finished = await _unless_disconnected(receive, self._send_all(send))
+            finished = await unless_disconnected(receive, self._send_all(send))
         if finished is None:
             _log.info("%s 499 request=%s", scope["path"], self.headers[REQUEST_ID_HEADER])
 
@@ -215,44 +215,6 @@ class _EventStream(Response):
         except OSError:  # how a server says that the socket is gone
             return None
         return True
-
-
-async def _unless_disconnected(receive: Receive, work: Awaitable[T]) -> T | None:
-    """Await ``work``; where the client leaves first, cancel it, wait for its end and return ``None``."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done() or not watcher.result():
-            return await task
-        return None
-    finally:
-        for each in (task, watcher):
-            each.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> bool:
-    """True once the client has left; False where the server can't tell."""
-    try:
-        while (await receive())["type"] != "http.disconnect":  # noqa: ASYNC110
-            await asyncio.sleep(_RECEIVE_PAUSE_S)  # a server may repeat the request's end for ever
-    except Exception:
-        return False
-    return True
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be longer than ``limit`` bytes: before it is read if it says so."""
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and len(declared) < 19 and int(declared) > limit:
-        raise PayloadTooLargeError(int(declared), limit)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise PayloadTooLargeError(len(body), limit)
-    return bytes(body)
 
 
 def _request_id(request: Request) -> str:

@@ -6,11 +6,11 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final
 
-from deployment.accounting import RequestBooks
+from deployment.accounting import OpenRequest, RequestBooks
 from deployment.auth import CountedKeys, KeyCheck, NoKeys
 from deployment.broadcast import best_outcome
 from deployment.config import AppConfig
@@ -26,6 +26,7 @@ from deployment.quota import Quota
 from deployment.replica_set import ReplicaSet
 from deployment.resuming import ResumingStream
 from deployment.serving import GenerationCall, ServedChunk, ServiceStatus
+from deployment.together import check_together
 from deployment.wiring import dispatcher_of, stream_settings_of
 from orca_core.errors import (
     DeadlineExceededError,
@@ -73,7 +74,6 @@ class Ingress(GrpcMethods):
         self._quota = Quota(config.limits.max_slots_per_key)
         self._clock = clock
         self._live: dict[str, list[LiveRequest]] = {}
-        self._model: ModelInfo | None = None
         self._draining = False
 
     def start(self) -> None:
@@ -110,11 +110,16 @@ class Ingress(GrpcMethods):
         """See ``Service.generate``."""
         live = self._arrive(call)
         entry = self._books.open(call.api)
+        held = ExitStack()  # closed once: at the end, or when the deadline is over and the reader takes nothing
+        held.callback(entry.close)
+        held.callback(self._depart, live)
         try:
             request = await self._prepare(call, live)
-            quota = self._quota.hold(len(request.token_ids), request.max_new_tokens)
-            with quota, self._running(request, call, live) as stream:
+            held.enter_context(self._quota.hold(len(request.token_ids), request.max_new_tokens))
+            with self._running(request, call, live, lambda: _give_up(live, entry, held)) as stream:
                 async for served in stream:
+                    if live.is_closed and live.verdict is not None:
+                        raise live.verdict
                     entry.chunk(served.chunk)
                     yield served
         except (asyncio.CancelledError, GeneratorExit):  # the client is gone: while it waited, or between two chunks
@@ -123,30 +128,29 @@ class Ingress(GrpcMethods):
             raise
         except Exception as error:
             shown = self._explain(error, live)
-            entry.fail(shown)
+            if not live.is_closed:
+                entry.fail(shown)
             raise shown from None
         finally:
-            self._depart(live)
-            entry.close()
+            held.close()
 
     async def check(self, calls: list[GenerationCall]) -> None:
         """See ``Service.check``."""
-        demand = 0
+        demands = []
         for call in calls:
             live = self._new_live(call)
             try:
-                demand += (await self._prepare(call, live)).total_tokens
+                demands.append((await self._prepare(call, live)).total_tokens)
             except Exception as error:
                 shown = self._explain(error, live)
                 self._books.refuse(shown)
                 raise shown from None
-        slots = sum(report.load.n_slots for report in self._dispatcher.heard.reports)
-        room = slots + self._limits.max_waiting_slots
-        if demand > room:
-            reason = f"{len(calls)} choices need {demand} slots together, and all replicas with the line have {room}"
-            refused = InvalidRequestError("n", reason)
-            self._books.refuse(refused)
-            raise refused
+        reports, max_batch_size = self._dispatcher.heard.reports, self._config.engine.max_batch_size
+        try:
+            check_together(demands, reports, self._limits, max_batch_size, self._quota.largest())
+        except InvalidRequestError as error:
+            self._books.refuse(error)
+            raise
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. It may run anywhere, started by another ingress, or wait in that one's line."""
@@ -181,17 +185,17 @@ class Ingress(GrpcMethods):
         """See ``Service.model``. Raises ``UnavailableError`` until the first replica is up, and asks for one."""
         if self._model is None:
             await self._hear(0.0)
-        if self._model is None:
+        if (model := self._model) is None:
             self._dispatcher.waker.wake()
             raise self._dispatcher.waker.no_replica()
-        return self._model
+        return model
 
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
         heard, others = await asyncio.gather(self._hear(0.0), self._overview.ask())
-        if self._model is None:  # whoever only looks has nothing started
+        if (model := self._model) is None:  # whoever only looks has nothing started
             raise self._dispatcher.waker.no_replica()
-        return self._overview.status(self._model, heard, others, self._draining)
+        return self._overview.status(model, heard, others, self._draining)
 
     async def share(self) -> IngressShare:
         """What this ingress has of the service, for another one that is asked for the status."""
@@ -236,7 +240,9 @@ class Ingress(GrpcMethods):
         return make_request(live.request_id, token_ids, call.sampling, info, remaining_s)
 
     @contextmanager
-    def _running(self, request: GenerationRequest, call: GenerationCall, live: LiveRequest) -> Iterator[ResumingStream]:
+    def _running(
+        self, request: GenerationRequest, call: GenerationCall, live: LiveRequest, on_stall: Callable[[], None]
+    ) -> Iterator[ResumingStream]:
         """The request on its way to a replica. Its stream ends with a finish reason or an error, never without."""
         if live.verdict is not None:
             raise live.verdict
@@ -251,7 +257,7 @@ class Ingress(GrpcMethods):
             deadline=live.deadline,
             session_id=call.session_id,
         )
-        alarm = Alarm(live, stream, self._clock)
+        alarm = Alarm(live, stream, self._clock, on_stall)
         try:
             stream.open()
             yield stream
@@ -277,7 +283,17 @@ class Ingress(GrpcMethods):
         heard = self._dispatcher.heard
         if self._clock() - heard.at > fresh_s or fresh_s == 0:
             heard = await self._dispatcher.poll()
-        if heard.reports:
-            largest = max((report.info for report in heard.reports), key=lambda info: info.n_slots)
-            self._model = replace(largest, model_id=self._config.model.id)
         return heard
+
+    @property
+    def _model(self) -> ModelInfo | None:
+        """The served model under the name that clients use; ``None`` until a replica has answered anybody here."""
+        served = self._dispatcher.served_model
+        return None if served is None else replace(served, model_id=self._config.model.id)
+
+
+def _give_up(live: LiveRequest, entry: OpenRequest, held: ExitStack) -> None:
+    """The deadline is over and the reader takes nothing: count the request and give back what it holds."""
+    live.is_closed = True
+    entry.expire()
+    held.close()

@@ -15,6 +15,7 @@ from deployment.link import Link, LinkOwner
 from deployment.parcels import LineDepth
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ReplicaSet
+from orca_core.types import ModelInfo
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Links:
         self._ended = False
         self.ingress_id = uuid.uuid4().hex
         self.heard = Heard()
+        self.model: ModelInfo | None = None
+        """What the replicas serve, as the one with the most slots says; kept when there is none any more."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -106,6 +109,8 @@ class Links:
         before, asked_at = set(self._links.values()), self._clock()
         reports = await self._replicas.reports(self.ingress_id, self._depth())
         self.heard = Heard(tuple(reports), self._clock(), asked_at)
+        if reports:
+            self.model = max((report.info for report in reports), key=lambda info: info.n_slots)
         present = {report.replica for report in reports}
         for link in self:
             if link in before:

@@ -13,6 +13,9 @@ from orca_core.errors import DeadlineExceededError, OrcaError, RequestCancelledE
 DEADLINE_GRACE_S: Final = 0.5
 """The engine ends a request it has at its deadline; if nothing was heard so long after it, the ingress does."""
 
+READER_GRACE_S: Final = 5.0
+"""A request that is over, and whose reader has not taken that in for so long, holds nothing any more and is counted."""
+
 TRANSIT_S: Final = 0.25
 TRANSIT_SHARE: Final = 0.1
 """A request was on its way to us for at most that many seconds, and at most that part of its time."""
@@ -32,6 +35,7 @@ class LiveRequest:
     has_deadline: bool = False  # of the client's own; otherwise it knows of none
     stream: ResumingStream | None = None
     verdict: OrcaError | None = None  # why we have ended it ourselves
+    is_closed: bool = False  # its reader did not come back in time: it is counted, and nothing more is handed on
 
     @property
     def deadline(self) -> float:
@@ -64,18 +68,29 @@ class LiveRequest:
 
 
 class Alarm:
-    """Ends a request at its deadline: at once where it waits, a little later where an engine should have done it."""
+    """Ends a request at its deadline: at once where it waits, a little later where an engine should have done it.
 
-    def __init__(self, live: LiveRequest, stream: ResumingStream, clock: Callable[[], float]) -> None:
+    ``on_stall``: called where its reader takes nothing for ``READER_GRACE_S`` more: its connection is full, and whoever
+    waits to write into it cannot be woken, so what the request holds has to be given back for it.
+    """
+
+    def __init__(
+        self, live: LiveRequest, stream: ResumingStream, clock: Callable[[], float], on_stall: Callable[[], object]
+    ) -> None:
         self._live = live
         self._stream = stream
+        self._on_stall = on_stall
         self._timer = asyncio.get_running_loop().call_later(live.deadline - clock(), self._ring)
 
     def _ring(self) -> None:
         if self._stream.on_replica:
-            self._timer = asyncio.get_running_loop().call_later(DEADLINE_GRACE_S, self._live.expire)
+            self._timer = asyncio.get_running_loop().call_later(DEADLINE_GRACE_S, self._expire)
         else:
-            self._live.expire()
+            self._expire()
+
+    def _expire(self) -> None:
+        self._live.expire()
+        self._timer = asyncio.get_running_loop().call_later(READER_GRACE_S, self._on_stall)
 
     def cancel(self) -> None:
         """The request has ended."""

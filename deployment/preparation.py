@@ -64,8 +64,9 @@ class Preparation:
 
     def check(self, call: GenerationCall) -> None:
         """Refuse whatever can be refused without the model. Raises ``InvalidRequestError`` and ``NotFoundError``."""
-        if len(call.client_request_id) > MAX_CLIENT_ID_CHARACTERS:
-            raise InvalidRequestError("request_id", f"must have at most {MAX_CLIENT_ID_CHARACTERS} characters")
+        for name, given in (("request_id", call.client_request_id), ("session_id", call.session_id)):
+            if len(given) > MAX_CLIENT_ID_CHARACTERS:
+                raise InvalidRequestError(name, f"must have at most {MAX_CLIENT_ID_CHARACTERS} characters")
         self.check_model(call.model)
         if sum(given is not None for given in (call.prompt, call.token_ids, call.messages)) != 1:
             raise InvalidRequestError("prompt", "exactly one of prompt, token_ids and messages must be given")

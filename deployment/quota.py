@@ -25,6 +25,10 @@ class Quota:
         self._max_slots = max_slots
         self._held: Counter[str] = Counter()
 
+    def largest(self) -> int | None:
+        """Slots that the current caller's requests may hold together; ``None`` = as many as there are."""
+        return self._max_slots if CALLER.get() else None
+
     @contextmanager
     def hold(self, n_prompt_tokens: int, max_new_tokens: int) -> Iterator[None]:
         """For as long as a request of the current caller is open.

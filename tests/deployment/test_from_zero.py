@@ -273,3 +273,30 @@ async def test_a_link_that_opens_is_no_reason_to_call(make: Make) -> None:
     await plane.run_out()
     assert_undisturbed(client)
     assert plane.replicas.n_firsts == 0
+
+
+async def test_an_ingress_that_nobody_asked_knows_the_model_from_its_own_polls() -> None:
+    """Started at one, scaled to zero before anybody came: the first request waits all the same."""
+    clock = Clock()
+    far = replicas_of("a", n_slots=40)
+    config = AppConfig.parse({"replicas": {"min": 0, "max": 2, "cold_requests": "wait"}})
+    ingress = Ingress(config, far, ByteTokenizer(), clock)
+    try:
+        await ingress._dispatcher.poll()  # what it does by itself
+        far.names.clear()
+        for _ in range(12):
+            await ingress._dispatcher.poll()
+        assert await ingress.ready()
+        (task,) = await streams_of(ingress, of_tokens())
+        assert not task.done()
+        assert (await ingress.status()).waiting_requests == 1
+        far.add(FarReplica("b", 40))
+        await ingress._dispatcher.poll()
+        await settle()
+        while not task.done():
+            far.all["b"].engine.step()
+            await settle()
+        assert (await task)[-1].chunk.finish_reason is not None
+    finally:
+        ingress.close()
+        far.close()

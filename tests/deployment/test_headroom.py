@@ -168,6 +168,29 @@ def test_one_that_did_not_answer_is_last_until_it_says_how_it_stands_or_time_pas
     assert book.best(["a", "b"], 50) == "a"
 
 
+def test_a_replica_that_answers_but_computes_nothing_is_chosen_last(book: HeadroomBook) -> None:
+    """Only its loop hangs: its reports go on, and say that it has work and is where it was."""
+    stuck, busy = Load(n_slots=1000, running=1, iterations=7), Load(n_slots=1000, reserved_slots=900, running=9)
+    for at in (1.0, 5.9):
+        book.report("a", Standing(stuck, at, 0))
+        book.report("b", Standing(busy, 1.0, 0))
+        assert book.best(["a", "b"], 50) == "a"
+    book.report("a", Standing(stuck, 6.1, 0))
+    assert book.best(["a", "b"], 50) == "b"
+    assert book.best(["a", "b"], 500) == "a"  # better than nobody
+    book.report("a", Standing(Load(n_slots=1000, running=1, iterations=8), 6.2, 0))
+    assert book.best(["a", "b"], 50) == "a"
+
+
+def test_a_replica_that_has_nothing_to_do_stands_still_for_as_long_as_it_likes(book: HeadroomBook) -> None:
+    for at in (1.0, 100.0):
+        book.report("a", Standing(Load(n_slots=1000, iterations=7), at, 0))
+    book.report("b", Standing(Load(n_slots=1000, reserved_slots=900), 1.0, 0))
+    assert book.best(["a", "b"], 50) == "a"
+    book.report("a", Standing(Load(n_slots=1000, iterations=7, running=1), 100.5, 0))  # its first iteration is running
+    assert book.best(["a", "b"], 50) == "a"
+
+
 def test_stale_reports_are_not_believed(book: HeadroomBook, tell: Teller, clock: Clock) -> None:
     tell(a=Load(n_slots=1000, reserved_slots=990), b=IDLE)
     clock.now += 6.0

@@ -94,3 +94,31 @@ async def test_a_reader_that_vanishes_shows_as_oserror() -> None:
     connection = Connection(service, {"prompt": "Hi", "stream": True}, broken=True)
     await connection.task
     assert (service.open, service.cancelled) == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_leaving_in_the_midst_of_the_body_is_no_error_of_ours(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[dict[str, Any]] = []
+    pieces = [
+        {"type": "http.request", "body": b'{"prompt": "He', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    service = FakeService()
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "POST",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "scheme": "http", "headers": [], "server": ("orca", 80), "client": ("1.2.3.4", 5),
+    }  # fmt: skip
+    await build_app(service)(scope, receive, send)
+    assert sent[0]["status"] == 499
+    assert not service.calls
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

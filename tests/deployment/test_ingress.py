@@ -103,6 +103,7 @@ async def test_a_chat_is_encoded_as_one(ingress: Ingress, replicas: FakeReplicas
         ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequestError, "logit_bias"),
         ({"sampling": SamplingParams(max_new_tokens=60)}, RequestTooLargeError, "5 tokens .* 60 = 65 .* 64"),
         ({"client_request_id": "x" * 257}, InvalidRequestError, "request_id"),
+        ({"session_id": "x" * 257}, InvalidRequestError, "session_id"),
         ({"timeout_s": -1.0}, DeadlineExceededError, "deadline"),
     ],
 )
@@ -325,7 +326,7 @@ async def test_the_replica_is_told_what_is_left_of_the_deadline(
     await read(ingress, a_call(timeout_s=10.0))
     assert replicas.streams[0].request.timeout_s == pytest.approx(7.0)
     clock.now += 100
-    ingress._model = None
+    ingress._dispatcher._links.model = None
     with pytest.raises(DeadlineExceededError, match=r"deadline of 1 s"):
         await read(ingress, a_call(timeout_s=1.0))
 

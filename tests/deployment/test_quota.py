@@ -11,6 +11,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from deployment import live as live_module
 from deployment.auth import ApiKeys
 from deployment.config import AppConfig
 from deployment.http_api import build_app
@@ -19,7 +20,7 @@ from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 from deployment.quota import CALLER, Quota
 from deployment.serving import GenerationCall
-from orca_core.errors import OverloadedError, RequestTooLargeError
+from orca_core.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, RequestTooLargeError
 from orca_core.types import SamplingParams
 from tests.deployment.fake_service import MODEL, FakeService
 from tests.deployment.grpc_server import FakeIngress, serving
@@ -108,6 +109,52 @@ async def test_the_ingress_counts_a_request_from_its_beginning_to_its_end(
     again = ingress.generate(call)
     await anext(again)
     await again.aclose()
+
+
+async def test_choices_that_no_share_can_ever_hold_are_refused_before_any_of_them_begins(
+    ingress: Ingress, replicas: FakeReplicas
+) -> None:
+    calls = [GenerationCall(SamplingParams(max_new_tokens=4), token_ids=(1, 2, 3))] * 3  # 21 slots
+    await ingress.check(calls)  # nobody is told apart
+    CALLER.set("one")
+    await ingress.check(calls[:2])
+    with pytest.raises(InvalidRequestError, match=r"limits\.max_slots_per_key is 20"):
+        await ingress.check(calls)
+    assert not replicas.streams
+
+
+async def test_a_reader_that_takes_nothing_holds_nothing_after_its_deadline(
+    ingress: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands between two messages, in a write that does not end, and cannot be woken."""
+    monkeypatch.setattr(live_module, "READER_GRACE_S", 0.0)
+    CALLER.set("one")
+    call = GenerationCall(SamplingParams(max_new_tokens=10), token_ids=(1, 2, 3, 4, 5), timeout_s=0.05)
+    stream = ingress.generate(call)
+    await anext(stream)
+    assert ingress._quota._held["one"] == 15
+    while ingress._live:
+        await asyncio.wait_for(asyncio.sleep(0.01), 1)
+    assert not ingress._quota._held
+    counters = (await ingress.status()).counters
+    assert (counters["requests"], counters["requests_deadline"]) == (1, 1)
+    assert await ingress.drain() == 0
+    with pytest.raises(DeadlineExceededError):  # should it come back
+        await anext(stream)
+    assert (await ingress.status()).counters == counters
+
+
+async def test_a_reader_that_comes_back_in_time_is_told_everything(ingress: Ingress) -> None:
+    CALLER.set("one")
+    call = GenerationCall(SamplingParams(max_new_tokens=3), token_ids=(1, 2, 3, 4, 5), timeout_s=5.0)
+    stream = ingress.generate(call)
+    served = [await anext(stream)]
+    await asyncio.sleep(0)
+    served += [each async for each in stream]
+    assert served[-1].chunk.finish_reason is not None
+    counters = (await ingress.status()).counters
+    assert (counters["requests"], counters.get("requests_deadline", 0)) == (1, 0)
+    assert not ingress._quota._held
 
 
 class Noting(FakeService):
