@@ -215,7 +215,7 @@ class HeadroomBook:
         return Load() if known is None or known.standing is None else known.standing.load
 
     def _is_suspect(self, replica: str, now: float) -> bool:
-        """It did not answer, or it answers, has work, and its iterations stand still: it may be about to be replaced."""
+        """It did not answer, or has work and its iterations stand still: it may be about to be replaced."""
         known = self._known[replica]
         standing, since = known.standing, known.suspect_since
         stands_still = standing is not None and standing.at - known.progress_at > self._stale_after_s
