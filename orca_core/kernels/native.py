@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from orca_core.kernels.structs import CAttentionSpec, CBatch, CFormat, CHeads, CLinear, CModel, CSpans
+from orca_core.kernels.spans import SpanTable
+from orca_core.kernels.structs import CAttentionSpec, CBatch, CFormat, CHeads, CLinear, CModel
 from orca_core.quantised import GROUP, Format, QuantisedWeight, Weight
 
 _SIGNATURES: Final = (
@@ -47,38 +46,6 @@ class Heads:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpanTable:
-    """Spans as the kernels read them: int32 ``[n_spans, 4]`` of first row, rows, context and first entry in ``blocks``.
-
-    ``blocks``: int32, the block tables one behind the other.
-    """
-
-    spans: torch.Tensor
-    blocks: torch.Tensor
-    block_size: int
-
-    @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int) -> SpanTable:
-        """From first row, number of rows, context and block table of each span.
-
-        Raises ``ValueError`` for a table that is too short.
-        """
-        tables = [blocks[: -(-context // block_size)] for _, _, context, blocks in rows]
-        if any(len(table) * block_size < context for table, (_, _, context, _) in zip(tables, rows, strict=True)):
-            raise ValueError("a block table is shorter than its context")
-        firsts = accumulate((len(table) for table in tables), initial=0)
-        spans = [(row, n, context, first) for (row, n, context, _), first in zip(rows, firsts, strict=False)]
-        flat = [block for table in tables for block in table]
-        return SpanTable(
-            torch.tensor(spans, dtype=torch.int32).view(-1, 4), torch.tensor(flat, dtype=torch.int32), block_size
-        )
-
-    def c(self) -> CSpans:
-        """The C structure. It points into this table, which must outlive it."""
-        return CSpans(self.spans.data_ptr(), self.blocks.data_ptr(), self.spans.shape[0], self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
