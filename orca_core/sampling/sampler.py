@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from orca_core.sampling.draw import Draw, native_draws, plan_draw, plan_filtered
 from orca_core.sampling.logprobs import LogprobsPlan, plan_logprobs, raw_logprobs
 from orca_core.sampling.rows import RawLogprobs, SampledToken, SamplingRow
 from orca_core.staging import Upload, read_back
+
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class _Found:
     top_values: np.ndarray
 
     def tokens(self, rows: Sequence[SamplingRow], asked: LogprobsPlan | None) -> list[SampledToken]:
+        if asked is None and self.sound.all():
+            return [_new(SampledToken, (token_id, True, None)) for token_id in self.chosen.tolist()]
         logprobs: dict[int, RawLogprobs] = {}
         for m, i in enumerate(() if asked is None else asked.rows):
             chosen = (int(self.chosen[i]), float(self.chosen_logprobs[m]))
