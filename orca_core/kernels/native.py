@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +151,8 @@ class Kernels:
         """A whole iteration. Raises ``MemoryError``. What the structures point to is the caller's to get right."""
         _done(self._library.orca_forward(byref(model), byref(batch)))
 
-    def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids, int64 ``[n]``, and soundness, bool ``[n, 1]``, for float32 ``logits`` ``[n, vocab]``.
+    def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[list[int], list[bool]]:
+        """Ids and soundness of each row of float32 ``logits`` ``[n, vocab]``.
 
         ``draws``: ``[n]`` of ``DRAW``. Raises ``ValueError`` and ``MemoryError``.
         """
@@ -159,12 +160,13 @@ class Kernels:
         n_rows, vocab = logits.shape
         if draws.dtype != DRAW or draws.shape != (n_rows,) or not draws.flags.c_contiguous or not vocab:
             raise ValueError(f"draws of {draws.dtype} {draws.shape} do not fit logits of {n_rows} x {vocab}")
-        ids, sound = torch.empty(n_rows, dtype=torch.int64), torch.empty(n_rows, 1, dtype=torch.bool)
+        # of all ways to have a little memory with an address, the cheapest
+        ids, sound = array("q", bytes(8 * n_rows)), array("B", bytes(n_rows))
         _done(self._library.orca_sample(
-            logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.data_ptr(), sound.data_ptr(),
+            logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.buffer_info()[0], sound.buffer_info()[0],
             torch.get_num_threads(),
         ))  # fmt: skip
-        return ids, sound
+        return ids.tolist(), [ok != 0 for ok in sound]
 
     def logprobs(
         self, logits: torch.Tensor, chosen: torch.Tensor, n_top: int

@@ -24,34 +24,32 @@ class PickedAngles:
 
     def __init__(self, rope: RotaryTable) -> None:
         self._rope = rope
-        self._n_known = 0
-        self._cos, self._sin = self._known(0)
-        self._half = self._cos.shape[1]
+        self._table = self._piece(0)[:, :0]
+        self._half = self._table.shape[2]
         self._rows = np.empty((2, 0, self._half), np.float32)
+        self._c = CRope()
 
     def pick(self, positions: np.ndarray, end: int) -> CRope:
         """The C structure of these rows, int64 ``[n_rows]``, all at 0 or above and below ``end``; good until the next
         call.
         """
         n = len(positions)
-        if end > self._n_known:
+        if end > self._table.shape[1]:
             self._grow(end)
-        if n > self._rows.shape[1]:
-            self._rows = np.empty((2, max(64, 2 * n), self._half), np.float32)
-        cos, sin = self._rows
+        if n != self._rows.shape[1]:
+            self._rows = np.empty((2, n, self._half), np.float32)
+            self._c = CRope(self._rows[0].ctypes.data, self._rows[1].ctypes.data, 2 * self._half)
         # "clip": the one mode in which numpy writes to ``out`` at once; nothing is out of bounds here
-        np.take(self._cos, positions, axis=0, out=cos[:n], mode="clip")
-        np.take(self._sin, positions, axis=0, out=sin[:n], mode="clip")
-        return CRope(cos.ctypes.data, sin.ctypes.data, 2 * self._half)
+        np.take(self._table, positions, axis=1, out=self._rows, mode="clip")
+        return self._c
 
     def _grow(self, end: int) -> None:
         """Make the table reach ``end``, and further, so that it does not grow with each token."""
-        wanted = -(-max(end, min(2 * self._n_known, self._n_known + 4096)) // _PIECE) * _PIECE
-        pieces = [self._known(start) for start in range(self._n_known, wanted, _PIECE)]
-        self._cos = np.concatenate([self._cos[: self._n_known], *(cos for cos, _ in pieces)])
-        self._sin = np.concatenate([self._sin[: self._n_known], *(sin for _, sin in pieces)])
-        self._n_known = wanted
+        n_known = self._table.shape[1]
+        wanted = -(-max(end, min(2 * n_known, n_known + 4096)) // _PIECE) * _PIECE
+        pieces = [self._piece(start) for start in range(n_known, wanted, _PIECE)]
+        self._table = np.concatenate([self._table, *pieces], axis=1)
 
-    def _known(self, start: int) -> tuple[np.ndarray, np.ndarray]:
-        cos, sin = self._rope.angles(torch.arange(start, start + _PIECE))
-        return cos.numpy(), sin.numpy()
+    def _piece(self, start: int) -> np.ndarray:
+        """Cosines and sines of ``_PIECE`` positions, ``[2, n, half]``."""
+        return np.stack([part.numpy() for part in self._rope.angles(torch.arange(start, start + _PIECE))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class NativeDecoder:
         self._pool: KVPool | None = None
         # what an iteration needs beside the model, in the same memory each time
         self._table = SpanTable(1)
+        self._columns: _Columns | None = None
         self._angles = [PickedAngles(rope) for rope in decoder.rope_tables]
         self._ropes = (CRope * max(len(self._angles), 1))()
         self._all_spans = np.arange(64, dtype=np.int32)
@@ -76,14 +77,14 @@ class NativeDecoder:
         """See ``AnyDecoder``. ``attention`` is not asked: the kernels attend themselves."""
         if pool is not self._pool:
             self._use(pool)
-        tokens, slots, positions = self._checked(batch, pool)
+        columns = self._checked(batch, pool)
         fill_table(self._table, batch, pool.n_blocks)
         for index, angles in enumerate(self._angles):
-            self._ropes[index] = angles.pick(positions, self._table.longest)
+            self._ropes[index] = angles.pick(columns.positions, self._table.longest)
         n_samples = batch.sample_rows.shape[0]
         logits, samples = self._logits_of(n_samples), self._sampling_spans(batch, n_samples)
         self._kernels.forward(self._model, CBatch(
-            tokens, slots, self._ropes, self._table.c(), batch.sample_rows.data_ptr(), samples.ctypes.data,
+            columns.tokens, columns.slots, self._ropes, self._table.c(), columns.sample_rows, samples.ctypes.data,
             logits.data_ptr(), batch.n_tokens, n_samples, torch.get_num_threads(),
         ))  # fmt: skip
         return self._capped(logits) if n_samples else None
@@ -112,15 +113,14 @@ class NativeDecoder:
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _checked(self, batch: Batch, pool: KVPool) -> tuple[int, int, np.ndarray]:
-        """Where tokens and slots lie, and the positions; what the native code relies on. Raises ``ValueError``."""
-        for column in (batch.tokens, batch.slots, batch.positions, batch.sample_rows):
-            if column.device.type != "cpu" or column.dtype != torch.int64 or not column.is_contiguous():
-                raise ValueError("the columns of a batch must be contiguous int64 on the CPU")
-        tokens, slots = batch.tokens.numpy(), batch.slots.numpy()
-        _check_range(tokens, self.config.vocab_size, "token")
-        _check_range(slots, pool.n_blocks * pool.block_size, "slot")
-        return batch.tokens.data_ptr(), batch.slots.data_ptr(), batch.positions.numpy()
+    def _checked(self, batch: Batch, pool: KVPool) -> _Columns:
+        """The columns, after a look at what the native code relies on. Raises ``ValueError``."""
+        columns = self._columns
+        if columns is None or not columns.are_of(batch):  # in steady state they are the same ones each time
+            columns = self._columns = _Columns.of(batch)
+        _check_range(columns.token_bits, self.config.vocab_size, "token")
+        _check_range(columns.slot_bits, pool.n_blocks * pool.block_size, "slot")
+        return columns
 
     def _use(self, pool: KVPool) -> None:
         if pool.shape != self.kv_shape:
@@ -174,9 +174,43 @@ class NativeDecoder:
         return wide.data_ptr()
 
 
-def _check_range(column: np.ndarray, end: int, name: str) -> None:
-    # as numbers without a sign: what is negative is far too large then
-    if np.maximum.reduce(column.view(np.uint64), initial=0) >= end:
+class _Columns(NamedTuple):
+    """A batch's columns as they are asked for: addresses, and arrays. ``bits``: numbers without a sign, so that what is
+    negative is far too large.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    tokens: int
+    slots: int
+    sample_rows: int
+    token_bits: np.ndarray
+    slot_bits: np.ndarray
+    positions: np.ndarray
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """Raises ``ValueError``."""
+        tensors = (batch.tokens, batch.slots, batch.positions, batch.sample_rows)
+        for column in tensors:
+            if column.device.type != "cpu" or column.dtype != torch.int64 or not column.is_contiguous():
+                raise ValueError("the columns of a batch must be contiguous int64 on the CPU")
+        tokens, slots, positions = (column.numpy() for column in tensors[:3])
+        addresses = (batch.tokens.data_ptr(), batch.slots.data_ptr(), batch.sample_rows.data_ptr())
+        return cls(tensors, *addresses, tokens.view(np.uint64), slots.view(np.uint64), positions)
+
+    def are_of(self, batch: Batch) -> bool:
+        """Whether a batch has these very tensors, whatever they hold now."""
+        tokens, slots, positions, rows = self.tensors
+        return (
+            batch.tokens is tokens
+            and batch.slots is slots
+            and batch.positions is positions
+            and batch.sample_rows is rows
+        )
+
+
+def _check_range(bits: np.ndarray, end: int, name: str) -> None:
+    if np.maximum.reduce(bits, initial=0) >= end:
         raise ValueError(f"a {name} outside 0 to {end}")
 
 

@@ -53,6 +53,11 @@ class SamplingRow(NamedTuple):
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         return penalised or bool(p.logit_bias) or self.bans
 
+    @property
+    def asks_for_more(self) -> bool:
+        """More than a draw from the logits as they are."""
+        return self.params.logprobs is not None or self.changes_logits
+
 
 @dataclass(frozen=True, slots=True)
 class RawLogprobs:
