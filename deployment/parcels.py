@@ -6,7 +6,6 @@ ingress's requests and says how the replica stands.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from orca_core.errors import OrcaError
@@ -93,4 +92,4 @@ def unpack(word: Word, request_id: str = "") -> GenerationChunk | OrcaError:
     if len(word) == 3:
         return GenerationChunk(request_id or word[0], word[1], word[2])
     said = word[1]
-    return replace(said, request_id=request_id) if request_id and isinstance(said, GenerationChunk) else said
+    return said._replace(request_id=request_id) if request_id and isinstance(said, GenerationChunk) else said

@@ -101,7 +101,7 @@ class ResumingStream:
                 self._first_at = feed.first_at
             if chunk.finish_reason is not None:
                 self._finished = True
-                chunk = replace(chunk, timings=self._timings(chunk, feed))
+                chunk = chunk._replace(timings=self._timings(chunk, feed))
             return ServedChunk(chunk, self._visible_id, feed.replica, self.resumes)
         raise StopAsyncIteration
 

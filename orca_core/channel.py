@@ -44,7 +44,8 @@ class Channel:
         self._ready = threading.Condition(self._lock)
         self._blocked = 0  # readers that wait in a thread
         self._pending: list[GenerationChunk] = []
-        self._n_pending = 0  # tokens
+        self.backlog = 0
+        """Tokens written and not read yet."""
         self._error: OrcaError | None = None
         self._ended = False  # the writer has said its last word
         self._read_out = False  # the reader has seen the last word
@@ -58,9 +59,10 @@ class Channel:
         with self._lock:
             if not self._ended:
                 self._pending.append(chunk)
-                self._n_pending += len(chunk.token_ids)
-                self._ended = self.ticket.settled = chunk.finish_reason is not None
-            return self._notify()
+                self.backlog += len(chunk.token_ids)
+                if chunk.finish_reason is not None:
+                    self._ended = self.ticket.settled = True
+            return self._notify() if self._blocked else self._loop
 
     def fail(self, error: OrcaError) -> asyncio.AbstractEventLoop | None:
         """End the request with an error; chunks before it are still delivered. Returns as ``put``."""
@@ -80,19 +82,14 @@ class Channel:
         if self._wake is not None:
             self._wake()
 
-    @property
-    def backlog(self) -> int:
-        """Tokens written and not read yet."""
-        return self._n_pending
-
     # ---- the reader's side
 
     def _take(self) -> GenerationChunk | None:
         """What is pending, as one chunk; ``None`` where the reader must wait. Called with the lock held."""
         if self._pending:
-            chunk = merge_chunks(self._pending)
+            chunk = self._pending[0] if len(self._pending) == 1 else merge_chunks(self._pending)
             self._pending.clear()
-            self._n_pending = 0
+            self.backlog = 0
             self._read_out = chunk.finish_reason is not None
             return chunk
         if self._error is not None:
@@ -166,7 +163,7 @@ class Channel:
             ended, self._ended, self._read_out = self._ended, True, True
             self.ticket.settled = True
             self._pending.clear()
-            self._n_pending = 0
+            self.backlog = 0
             self._loop = self._wake = None
         if not ended:
             self._on_close(self.request_id)
@@ -234,12 +231,16 @@ class Outbox:
         failure: Exception | None = None
         for channel, word in words:
             try:
-                loop = channel.fail(word) if isinstance(word, OrcaError) else channel.put(word)
+                loop = channel.put(word) if isinstance(word, GenerationChunk) else channel.fail(word)
             except Exception as error:  # say what can be said to the others first
                 failure = error
                 continue
-            if loop is not None:
-                to_wake.setdefault(loop, []).append(channel)
+            if loop is None:
+                continue
+            try:
+                to_wake[loop].append(channel)
+            except KeyError:
+                to_wake[loop] = [channel]
         for loop, channels in to_wake.items():
             try:
                 loop.call_soon_threadsafe(_wake_all, channels)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from orca_core.request import Request
-from orca_core.sampling import SampledToken
+from orca_core.sampling import RawLogprobs, SampledToken
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason, GenerationChunk, PositionLogprobs, Timings, TokenLogprob, Usage
+
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each token
 
 
 def chunk_of(
@@ -18,25 +22,17 @@ def chunk_of(
     now: float,
 ) -> GenerationChunk:
     """The chunk of a token that was appended at ``now``; the last one (``finish``) carries usage and timings."""
-    return GenerationChunk(
-        request.request_id,
-        text,
-        (token.token_id,),
-        _position_logprobs(token, tokenizer),
-        finish,
-        stop,
-        _usage(request) if finish else None,
-        _timings(request, now) if finish else None,
-    )
+    token_id, _, asked = token
+    logprobs = () if asked is None else _position_logprobs(asked, tokenizer)
+    usage, timings = (None, None) if finish is None else (_usage(request), _timings(request, now))
+    return _new(GenerationChunk, (request.request_id, text, (token_id,), logprobs, finish, stop, usage, timings))
 
 
-def _position_logprobs(token: SampledToken, tokenizer: Tokenizer) -> tuple[PositionLogprobs, ...]:
-    """The token's log-probabilities with their spelling; empty where none were asked for."""
-    if token.logprobs is None:
-        return ()
+def _position_logprobs(asked: RawLogprobs, tokenizer: Tokenizer) -> tuple[PositionLogprobs, ...]:
+    """A token's log-probabilities with their spelling."""
     entries = [
         TokenLogprob(token_id, logprob, tokenizer.token_text(token_id), tokenizer.token_bytes(token_id))
-        for token_id, logprob in (token.logprobs.chosen, *token.logprobs.top)
+        for token_id, logprob in (asked.chosen, *asked.top)
     ]
     return (PositionLogprobs(entries[0], tuple(entries[1:])),)
 

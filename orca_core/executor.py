@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -22,6 +22,8 @@ from orca_core.tokenizer import Tokenizer
 from orca_core.types import ModelInfo
 
 logger = logging.getLogger(__name__)
+
+_NOTHING: Final[frozenset[int]] = frozenset()
 
 
 class Executor(Protocol):
@@ -128,14 +130,8 @@ class ModelExecutor:
         return self._decoder.next_logits(batch, self._pool, self._attention)
 
     def _sampling_row(self, request: Request) -> SamplingRow:
-        spec = request.spec
-        banned = self._stop_ids.union(spec.sampling.stop_token_ids) if spec.sampling.min_new_tokens else frozenset()
-        looks_back = spec.sampling.looks_back  # without it, copying all tokens for each one would be for nothing
-        return SamplingRow(
-            params=spec.sampling,
-            seed=spec.seed,
-            position=len(request.token_ids),
-            prompt_ids=spec.token_ids,
-            output_ids=request.output_ids if looks_back else (),
-            banned_until_min=banned,
-        )
+        spec, params = request.spec, request.spec.sampling
+        banned = self._stop_ids.union(params.stop_token_ids) if params.min_new_tokens else _NOTHING
+        # without looking back, copying all tokens for each one would be for nothing
+        output_ids = request.output_ids if params.looks_back else ()
+        return SamplingRow(params, spec.seed, len(request.token_ids), spec.token_ids, output_ids, banned)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orca_core.batch import Batch
+
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each row
 
 
 class IterationPart(NamedTuple):
@@ -36,7 +38,7 @@ class Iteration:
     @property
     def n_tokens(self) -> int:
         """Rows of the whole batch."""
-        return sum(part.n_tokens for part in self.parts)
+        return sum([part.n_tokens for part in self.parts])
 
 
 IterationObserver = Callable[[Iteration], None]
@@ -45,10 +47,8 @@ IterationObserver = Callable[[Iteration], None]
 
 def describe_iteration(batch: Batch, started_s: float, ended_s: float) -> Iteration:
     """The record of a batch that was run."""
-    parts = (
-        IterationPart(
-            span.request.request_id, span.n_tokens, span.context - span.n_tokens < span.request.n_prompt_tokens
-        )
-        for span in batch.spans
-    )
+    parts = [
+        _new(IterationPart, (request.request_id, n_tokens, context - n_tokens < request.n_prompt_tokens))
+        for request, _, n_tokens, context, _, _ in batch.spans
+    ]
     return Iteration(started_s, ended_s, tuple(parts))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from orca_core.batch import Batch, build_batch
+from orca_core.batch import Batch, BatchBuilder
 from orca_core.channel import Outbox, Ticket
 from orca_core.chunks import chunk_of
 from orca_core.errors import (
@@ -69,6 +69,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._kv = kv
         self._pool = RequestPool()
+        self._builder = BatchBuilder(kv, model.executor.device)
         self._live: dict[str, _Live] = {}
         self._outbox = Outbox()
         self._clock = clock
@@ -176,7 +177,7 @@ class EngineLoop:
             self._fail(request, error)
         if selection.chosen:
             try:
-                batch = build_batch(selection.chosen, self._kv, self._model.executor.device)
+                batch = self._builder.build(selection.chosen)
                 sampled = self._model.executor.run_iteration(batch)
                 if len(sampled) != len(batch.sampling_requests):
                     raise InvariantError(f"{len(sampled)} tokens for {len(batch.sampling_requests)} requests")
@@ -229,11 +230,11 @@ class EngineLoop:
     def _deliver(self, batch: Batch, sampled: Sequence[SampledToken]) -> None:
         """Write down what was computed, then give every request that sampled its token."""
         now = self._clock()
-        for span in batch.spans:
-            was_in_initiation = span.request.in_initiation
-            span.request.advance(span.n_tokens)
-            if was_in_initiation and not span.request.in_initiation:
-                self._count_prompt(span.request)
+        for request, _, n_tokens, _, _, _ in batch.spans:
+            is_initiation = request.n_computed < request.n_initial
+            request.advance(n_tokens)
+            if is_initiation and not request.in_initiation:
+                self._count_prompt(request)
         for request, token in zip(batch.sampling_requests, sampled, strict=True):
             try:
                 self._emit(request, token, now)
@@ -258,8 +259,7 @@ class EngineLoop:
         self._kv.publish(request.request_id)
         request.append(token.token_id, now)
         self._n_generated_tokens += 1
-        update = live.text.push(token.token_id)
-        text, finish, stop = update.text, update.finish, update.stop
+        text, finish, stop = live.text.push(token.token_id)
         if finish is None and request.n_output_tokens >= request.spec.max_new_tokens:
             last = live.text.finish()
             text, finish, stop = text + last.text, last.finish or FinishReason.LENGTH, last.stop
@@ -271,11 +271,14 @@ class EngineLoop:
             self._fail(request, RequestCancelledError(request.request_id))
             return
         self._outbox.put(channel, chunk)
-        backlog = channel.backlog + len(chunk.token_ids)
-        if finish is None and channel.may_stall and backlog > self._max_stream_backlog:
-            reason = f"its reader is {backlog} tokens behind, max_stream_backlog is {self._max_stream_backlog}"
-            logger.warning("request %s is cancelled: %s", request.request_id, reason)
-            self._fail(request, RequestCancelledError(request.request_id, reason))
+        if finish is None and channel.may_stall and channel.backlog >= self._max_stream_backlog:
+            self._drop_stalled(request, channel.backlog + 1)
+
+    def _drop_stalled(self, request: Request, backlog: int) -> None:
+        """Its reader is ``backlog`` tokens behind."""
+        reason = f"its reader is {backlog} tokens behind, max_stream_backlog is {self._max_stream_backlog}"
+        logger.warning("request %s is cancelled: %s", request.request_id, reason)
+        self._fail(request, RequestCancelledError(request.request_id, reason))
 
     # ---- ends
 

@@ -25,15 +25,21 @@ class Request:
     The newest output token is never computed yet. ``blocked_since``: when it was first found not to fit, at the head of
     the line; ``n_overtakers``: requests that were admitted before it since then. ``chain``: what ``token_ids`` are
     found by in the prefix cache.
+
+    What is asked for with each token is kept, not worked out: ``request_id``, unique, given by whoever submitted the
+    request; ``n_prompt_tokens``; ``n_initial``, of the prompt and of what a resumed request brings along.
     """
 
     __slots__ = (
         "admitted_at", "arrived_at", "blocked_since", "chain", "deadline", "first_token_at", "n_cached",
-        "n_computed", "n_overtakers", "spec", "state", "token_ids",
+        "n_computed", "n_initial", "n_overtakers", "n_prompt_tokens", "request_id", "spec", "state", "token_ids",
     )  # fmt: skip
 
     def __init__(self, spec: GenerationRequest, arrived_at: float) -> None:
         self.spec = spec
+        self.request_id = spec.request_id
+        self.n_prompt_tokens = len(spec.token_ids)
+        self.n_initial = self.n_prompt_tokens + len(spec.emitted_ids)
         self.state = RequestState.WAITING
         self.token_ids: list[int] = [*spec.token_ids, *spec.emitted_ids]
         self.chain = BlockChain(self.token_ids)
@@ -45,16 +51,6 @@ class Request:
         self.first_token_at: float | None = None
         self.blocked_since: float | None = None
         self.n_overtakers = 0
-
-    @property
-    def request_id(self) -> str:
-        """Unique id given by whoever submitted the request."""
-        return self.spec.request_id
-
-    @property
-    def n_prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.spec.token_ids)
 
     @property
     def n_output_tokens(self) -> int:
@@ -79,7 +75,7 @@ class Request:
     @property
     def in_initiation(self) -> bool:
         """True until the whole prompt is computed (Orca: initiation phase), and what a resumed request brings along."""
-        return self.n_computed < self.n_prompt_tokens + len(self.spec.emitted_ids)
+        return self.n_computed < self.n_initial
 
     @property
     def n_cached_prompt_tokens(self) -> int:
@@ -101,17 +97,19 @@ class Request:
 
     def advance(self, n_tokens: int) -> None:
         """``n_tokens`` more of the known tokens now have their K and V in the pool."""
-        if self.state is not RequestState.RUNNING or not 0 < n_tokens <= self.n_uncomputed:
+        n_computed = self.n_computed + n_tokens
+        if self.state is not RequestState.RUNNING or not self.n_computed < n_computed <= len(self.token_ids):
             raise InvariantError(f"request {self.request_id} advanced by {n_tokens} in {self.state.value}")
-        self.n_computed += n_tokens
+        self.n_computed = n_computed
 
     def append(self, token_id: int, now: float) -> None:
         """Add the token sampled from the last computed position."""
-        if self.state is not RequestState.RUNNING or self.n_uncomputed != 0:
+        ids = self.token_ids
+        if self.state is not RequestState.RUNNING or self.n_computed != len(ids):
             raise InvariantError(f"request {self.request_id} got a token while {self.n_uncomputed} are uncomputed")
-        if self.n_output_tokens >= self.spec.max_new_tokens:
+        if len(ids) - self.n_prompt_tokens >= self.spec.max_new_tokens:
             raise InvariantError(f"request {self.request_id} would outgrow its reservation")
-        self.token_ids.append(token_id)
+        ids.append(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
 

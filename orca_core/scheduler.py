@@ -22,6 +22,8 @@ from orca_core.request import Request
 
 logger = logging.getLogger(__name__)
 
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each row
+
 LOOK_AHEAD: Final = 64
 """How many waiting requests an iteration looks at, beyond as many as there are places, to find some that fit."""
 
@@ -77,14 +79,14 @@ class Scheduler:
     def select(self, pool: RequestPool, kv: KVManager, now: float) -> Selection:
         """Choose the next batch. ``now``: seconds on the engine's clock, the admission time of whoever is admitted."""
         selection = Selection()
-        budget = self.max_batch_tokens
+        chosen = selection.chosen
         initiations: list[Request] = []
         for request in pool.running():
-            if request.in_initiation:
+            if request.n_computed < request.n_initial:
                 initiations.append(request)
             else:  # an increment: one row, in every iteration
-                selection.chosen.append(Scheduled(request, 1))
-                budget -= 1
+                chosen.append(_new(Scheduled, (request, 1)))
+        budget = self.max_batch_tokens - len(chosen)
         for request in initiations:
             budget = self._initiate(request, budget, selection)
         self._admit_waiting(pool, kv, now, budget, selection)

@@ -6,6 +6,7 @@ of pinned memory keeps a buffer from being reused before its copy is done. On a 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,7 @@ import torch
 _ALIGNMENT: Final = 16
 """Bytes; what vectorised loads want."""
 
-HostValues = Sequence[int] | Sequence[float] | np.ndarray
+HostValues = Sequence[int] | Sequence[float] | np.ndarray | torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,31 @@ class Column:
     """Values on their way: ``tensor`` is on the host until the upload is sent, then on the device."""
 
     tensor: torch.Tensor
+
+
+class HostColumn:
+    """int64 values that are written in place, again and again, and the tensor over the first of them."""
+
+    __slots__ = ("_all", "_first", "values")
+
+    def __init__(self, n: int) -> None:
+        self._reserve(n)
+
+    def _reserve(self, n: int) -> None:
+        self.values = array("q", bytes(8 * n))
+        self._all = self._first = torch.frombuffer(self.values, dtype=torch.int64)
+
+    def reserve(self, n: int) -> array[int]:
+        """Make room for ``n``, which loses what is there if it has to grow; returns the values, to be written."""
+        if n > len(self.values):
+            self._reserve(max(n, 2 * len(self.values)))
+        return self.values
+
+    def first(self, n: int) -> torch.Tensor:
+        """Over the first ``n`` values, on the host: it changes with them."""
+        if self._first.shape[0] != n:
+            self._first = self._all[:n]
+        return self._first
 
 
 class Upload:
@@ -36,7 +62,10 @@ class Upload:
 
     def add(self, values: HostValues, dtype: torch.dtype) -> Column:
         """One more column of that dtype."""
-        host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
+        if isinstance(values, torch.Tensor):
+            host = values
+        else:
+            host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
         column = Column(host if host.dtype is dtype else host.to(dtype))
         self._columns.append(column)
         return column

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orca_core.errors import InvalidRequestError, InvariantError
 from orca_core.params import SamplingParams
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import FinishReason
+
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each token
 
 
 class StreamUpdate(NamedTuple):
@@ -39,6 +41,7 @@ class TextStream:
         self._sampling = sampling
         self._eos_ids = frozenset() if sampling.ignore_eos else eos_ids
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._end_ids = self._eos_ids | self._stop_ids
         self._n_tokens = 0
         self._held = ""  # the end of the text that may be the beginning of a stop string
         self._ended = False
@@ -48,14 +51,18 @@ class TextStream:
         if self._ended:
             raise InvariantError("a token was pushed into a text stream that has ended")
         self._n_tokens += 1
-        is_stop_id = token_id in self._stop_ids
-        if self._may_stop and (is_stop_id or token_id in self._eos_ids):
-            last = self._take(self._decoder.finish(), is_last=True)
-            self._ended = True
-            if last.finish is not None:
-                return last
-            return StreamUpdate(last.text, FinishReason.STOP, str(token_id) if is_stop_id else None)
-        return self._take(self._decoder.push(token_id), is_last=False)
+        if token_id in self._end_ids and self._may_stop:
+            return self._end_with(token_id)
+        text = self._decoder.push(token_id)
+        return self._take(text, is_last=False) if self._sampling.stop else _new(StreamUpdate, (text, None, None))
+
+    def _end_with(self, token_id: int) -> StreamUpdate:
+        """An eos or stop id."""
+        last = self._take(self._decoder.finish(), is_last=True)
+        self._ended = True
+        if last.finish is not None:
+            return last
+        return StreamUpdate(last.text, FinishReason.STOP, str(token_id) if token_id in self._stop_ids else None)
 
     def finish(self) -> StreamUpdate:
         """No more tokens: what was held back. Bytes that only now are settled may complete a stop string; then that is

@@ -6,8 +6,9 @@ A ``repr`` ends up in logs: what holds any part of a prompt or an answer is left
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from orca_core.params import SAMPLING_RANGES, SamplingParams
 
@@ -119,33 +120,37 @@ class Timings:
         return (self.total_s - self.ttft_s) / (completion_tokens - 1) if completion_tokens > 1 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
+class GenerationChunk(NamedTuple):
     """What became known of one request since the last chunk. ``finish_reason`` is set on the last one only.
 
     ``text`` and ``token_ids`` are deltas. ``stop``: the stop string or the token id (as text) that ended the request.
+    A named tuple, since several are made for each token: a frozen dataclass takes many times as long.
     """
 
     request_id: str
-    text: str = field(default="", repr=False)
-    token_ids: tuple[int, ...] = field(default=(), repr=False)
-    logprobs: tuple[PositionLogprobs, ...] = field(default=(), repr=False)
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    stop: str | None = field(default=None, repr=False)
+    stop: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"GenerationChunk(request_id={self.request_id!r}, finish_reason={self.finish_reason}, "
+            f"usage={self.usage}, timings={self.timings})"
+        )
 
 
 def merge_chunks(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     """Consecutive chunks of one request as one chunk: how tokens are coalesced for a slow reader."""
     if len(chunks) == 1:
         return chunks[0]
-    last = chunks[-1]
-    return replace(
-        last,
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+    return chunks[-1]._replace(
+        text="".join([chunk.text for chunk in chunks]),
+        token_ids=tuple([token_id for chunk in chunks for token_id in chunk.token_ids]),
+        logprobs=tuple([entry for chunk in chunks for entry in chunk.logprobs]),
     )
 
 

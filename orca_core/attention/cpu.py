@@ -28,19 +28,16 @@ class NativeAttention:
     def attend(self, layer: int, q: torch.Tensor, pool: KVPool, batch: Batch, spec: AttentionSpec) -> torch.Tensor:
         """See ``AttentionBackend.attend``. Raises ``ValueError`` for anything but bfloat16."""
         if self._table is None:
-            self._table = span_table(batch, pool)
+            self._table = SpanTable(pool.block_size)
+            fill_table(self._table, batch, pool.n_blocks)
         heads = Heads(q.shape[1], pool.shape.n_kv_heads, pool.shape.head_dim)
         return self._kernels.attend(self._table, heads, c_spec(spec), q, pool.keys[layer], pool.values[layer])
 
 
-def span_table(batch: Batch, pool: KVPool) -> SpanTable:
-    """The batch's spans and block tables as the kernels read them. Raises ``ValueError`` for a block there is not."""
-    rows = [(span.start, span.n_tokens, span.context, span.blocks) for span in batch.spans]
-    table = SpanTable.of(rows, pool.block_size)
-    low, high = torch.aminmax(table.blocks)
-    if low < 0 or high >= pool.n_blocks:
-        raise ValueError(f"a block outside 0 to {pool.n_blocks}")
-    return table
+def fill_table(table: SpanTable, batch: Batch, n_blocks: int) -> None:
+    """Write the batch's spans and block tables. Raises ``ValueError`` for a block there is not."""
+    table.fill([(span.start, span.n_tokens, span.context, span.blocks) for span in batch.spans])
+    table.check_blocks(n_blocks)
 
 
 def c_spec(spec: AttentionSpec) -> CAttentionSpec:

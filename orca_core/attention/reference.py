@@ -61,10 +61,10 @@ def _view_of(span: Span, block_size: int, device: torch.device, window: int | No
     row = span.context - span.n_tokens
     first = 0 if window is None else max(0, row + 1 - window)  # what lies before, not even the first row sees
     n_skipped = first // block_size
-    blocks = span.blocks[n_skipped : -(-span.context // block_size)]
+    blocks = list(span.blocks[n_skipped : -(-span.context // block_size)])
     start, length = first - n_skipped * block_size, span.context - first
     where: slice | torch.Tensor
-    if blocks == tuple(range(blocks[0], blocks[0] + len(blocks))):
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
         start += blocks[0] * block_size
         where = slice(start, start + length)
     else:

@@ -32,19 +32,32 @@ class IncrementalDecoder(Protocol):
 
 
 class ByteLevelDecoder:
-    """Every token is bytes. Invalid ones become U+FFFD as in Unicode 16, section 3.9 ("maximal subparts")."""
+    """Every token is bytes. Invalid ones become U+FFFD as in Unicode 16, section 3.9 ("maximal subparts").
+
+    Most tokens are whole characters, and most come where no bytes are held: their text is looked up.
+    """
 
     def __init__(self, pieces: PieceTable) -> None:
         self._pieces = pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._holds = False  # bytes that are no character yet
 
     def push(self, token_id: int) -> str:
         """See ``IncrementalDecoder``."""
+        if not self._holds:
+            text = self._pieces.whole_text(token_id)
+            if text is not None:
+                return text
         piece = self._pieces(token_id)
-        return self._utf8.decode(piece) if isinstance(piece, bytes) else ""
+        if not isinstance(piece, bytes):
+            return ""
+        text = self._utf8.decode(piece)
+        self._holds = bool(self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """See ``IncrementalDecoder``."""
+        self._holds = False
         return self._utf8.decode(b"", final=True)
 
 

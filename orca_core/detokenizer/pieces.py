@@ -78,12 +78,28 @@ class PieceTable:
         self._token = token
         self._special = special
         self._known: dict[int, str | bytes | None] = {}  # no more than the vocabulary has
+        self._whole: dict[int, str | None] = {}
 
     def __call__(self, token_id: int) -> str | bytes | None:
         """Bytes for what counts as bytes, text for what counts as text; ``None`` for ids that add nothing at all."""
         if token_id not in self._known:
             self._known[token_id] = self._work_out(token_id)
         return self._known[token_id]
+
+    def whole_text(self, token_id: int) -> str | None:
+        """What a token adds where its bytes stand alone; ``None`` where they are not whole characters in UTF-8."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            text = self._whole[token_id] = self._read_alone(token_id)
+            return text
+
+    def _read_alone(self, token_id: int) -> str | None:
+        piece = self(token_id)
+        try:
+            return piece.decode() if isinstance(piece, bytes) else piece or ""
+        except UnicodeDecodeError:
+            return None
 
     def _work_out(self, token_id: int) -> str | bytes | None:
         token = None if token_id in self._special else self._token(token_id)

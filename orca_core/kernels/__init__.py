@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from orca_core.kernels.build import KernelError
-from orca_core.kernels.native import DRAW, Heads, Kernels, PackedLinear, SpanTable
+from orca_core.kernels.native import DRAW, Heads, Kernels, PackedLinear
+from orca_core.kernels.spans import SpanTable
 from orca_core.kernels.variants import find_kernels
 
 __all__ = ["DRAW", "Heads", "KernelError", "Kernels", "PackedLinear", "SpanTable", "find_kernels"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from array import array
 from ctypes import byref, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from orca_core.kernels.structs import CAttentionSpec, CBatch, CFormat, CHeads, CLinear, CModel, CSpans
+from orca_core.kernels.spans import SpanTable
+from orca_core.kernels.structs import CAttentionSpec, CBatch, CFormat, CHeads, CLinear, CModel
 from orca_core.quantised import GROUP, Format, QuantisedWeight, Weight
 
 _SIGNATURES: Final = (
@@ -47,38 +47,6 @@ class Heads:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class SpanTable:
-    """Spans as the kernels read them: int32 ``[n_spans, 4]`` of first row, rows, context and first entry in ``blocks``.
-
-    ``blocks``: int32, the block tables one behind the other.
-    """
-
-    spans: torch.Tensor
-    blocks: torch.Tensor
-    block_size: int
-
-    @staticmethod
-    def of(rows: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int) -> SpanTable:
-        """From first row, number of rows, context and block table of each span.
-
-        Raises ``ValueError`` for a table that is too short.
-        """
-        tables = [blocks[: -(-context // block_size)] for _, _, context, blocks in rows]
-        if any(len(table) * block_size < context for table, (_, _, context, _) in zip(tables, rows, strict=True)):
-            raise ValueError("a block table is shorter than its context")
-        firsts = accumulate((len(table) for table in tables), initial=0)
-        spans = [(row, n, context, first) for (row, n, context, _), first in zip(rows, firsts, strict=False)]
-        flat = [block for table in tables for block in table]
-        return SpanTable(
-            torch.tensor(spans, dtype=torch.int32).view(-1, 4), torch.tensor(flat, dtype=torch.int32), block_size
-        )
-
-    def c(self) -> CSpans:
-        """The C structure. It points into this table, which must outlive it."""
-        return CSpans(self.spans.data_ptr(), self.blocks.data_ptr(), self.spans.shape[0], self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +151,8 @@ class Kernels:
         """A whole iteration. Raises ``MemoryError``. What the structures point to is the caller's to get right."""
         _done(self._library.orca_forward(byref(model), byref(batch)))
 
-    def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids, int64 ``[n]``, and soundness, bool ``[n, 1]``, for float32 ``logits`` ``[n, vocab]``.
+    def sample(self, logits: torch.Tensor, draws: np.ndarray) -> tuple[list[int], list[bool]]:
+        """Ids and soundness of each row of float32 ``logits`` ``[n, vocab]``.
 
         ``draws``: ``[n]`` of ``DRAW``. Raises ``ValueError`` and ``MemoryError``.
         """
@@ -192,12 +160,13 @@ class Kernels:
         n_rows, vocab = logits.shape
         if draws.dtype != DRAW or draws.shape != (n_rows,) or not draws.flags.c_contiguous or not vocab:
             raise ValueError(f"draws of {draws.dtype} {draws.shape} do not fit logits of {n_rows} x {vocab}")
-        ids, sound = torch.empty(n_rows, dtype=torch.int64), torch.empty(n_rows, 1, dtype=torch.bool)
+        # of all ways to have a little memory with an address, the cheapest
+        ids, sound = array("q", bytes(8 * n_rows)), array("B", bytes(n_rows))
         _done(self._library.orca_sample(
-            logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.data_ptr(), sound.data_ptr(),
+            logits.data_ptr(), n_rows, vocab, draws.ctypes.data, ids.buffer_info()[0], sound.buffer_info()[0],
             torch.get_num_threads(),
         ))  # fmt: skip
-        return ids, sound
+        return ids.tolist(), [ok != 0 for ok in sound]
 
     def logprobs(
         self, logits: torch.Tensor, chosen: torch.Tensor, n_top: int

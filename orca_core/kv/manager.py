@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orca_core.chain import BlockChain
@@ -16,7 +18,7 @@ class _Holding:
     """
 
     n_reserved: int
-    blocks: list[int]
+    blocks: array[int]
     chain: BlockChain | None
     n_used: int
     n_cached: int
@@ -105,7 +107,7 @@ class KVManager:
         for block in found:
             self._store.acquire(block)
         n_cached = self.block_size * len(found)
-        self._held[request_id] = _Holding(n_slots, found, chain, n_cached, n_cached, len(found))
+        self._held[request_id] = _Holding(n_slots, array("i", found), chain, n_cached, n_cached, len(found))
         self._n_reserved += n_slots - n_elsewhere
         self._n_used += n_cached - n_elsewhere
         return True
@@ -126,8 +128,18 @@ class KVManager:
 
     def extend(self, request_id: str, n_tokens: int) -> list[int]:
         """Take the next ``n_tokens`` slots of a request's reservation; returns their flat indices in the pool."""
+        slots = array("q", bytes(8 * max(n_tokens, 0)))
+        self.extend_into(request_id, n_tokens, slots, 0)
+        return slots.tolist()
+
+    def extend_into(self, request_id: str, n_tokens: int, slots: array[int], at: int) -> Sequence[int]:
+        """As ``extend``, but writes the indices to ``slots`` from ``at`` on.
+
+        Returns the request's block table, which grows with it: not a copy, and not to be changed.
+        """
         holding = self._held[request_id]
-        start, end = holding.n_used, holding.n_used + n_tokens
+        start = holding.n_used
+        end = start + n_tokens
         if n_tokens < 1 or end > holding.n_reserved:
             raise InvariantError(f"request {request_id} wants slot {end} of {holding.n_reserved} reserved")
         size, blocks = self.block_size, holding.blocks
@@ -135,7 +147,10 @@ class KVManager:
             blocks.append(self._store.take())
         holding.n_used = end
         self._n_used += n_tokens
-        return [blocks[i // size] * size + i % size for i in range(start, end)]
+        for i in range(start, end):
+            slots[at] = blocks[i // size] * size + i % size
+            at += 1
+        return blocks
 
     def blocks(self, request_id: str) -> tuple[int, ...]:
         """The request's block table: block i holds its tokens ``i * block_size`` and on."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple, Self
 
+import numpy as np
 import torch
 
 from orca_core.attention.base import AttentionBackend
-from orca_core.attention.cpu import c_spec, span_table
+from orca_core.attention.cpu import c_spec, fill_table
 from orca_core.batch import Batch
-from orca_core.kernels import Heads, Kernels, PackedLinear
+from orca_core.kernels import Heads, Kernels, PackedLinear, SpanTable
 from orca_core.kernels.structs import CBatch, CHeads, CLayer, CModel, CRope
 from orca_core.kv import KVPool, KVShape
+from orca_core.models.angles import PickedAngles
 from orca_core.models.decoder import Decoder
 from orca_core.models.layers import LayerWeights, Linear, Norm
-from orca_core.models.rope import RotaryTable
 from orca_core.quantised import free
 
 _CPU: Final = torch.device("cpu")
@@ -62,47 +63,69 @@ class NativeDecoder:
         self.weight_bytes: Final = decoder.weight_bytes
         self._kernels = kernels
         self._kept: list[torch.Tensor | PackedLinear] = []  # what the structures point to
-        self._ropes = decoder.rope_tables
         self._model = self._take(decoder)
         self._pool: KVPool | None = None
-        self._logits = torch.empty(0, self.config.vocab_size)
+        # what an iteration needs beside the model, in the same memory each time
+        self._table = SpanTable(1)
+        self._columns: _Columns | None = None
+        self._angles = [PickedAngles(rope) for rope in decoder.rope_tables]
+        self._ropes = (CRope * max(len(self._angles), 1))()
+        self._all_spans = np.arange(64, dtype=np.int32)
+        self._all_logits = self._logits = torch.empty(0, self.config.vocab_size)
 
     def next_logits(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor | None:
         """See ``AnyDecoder``. ``attention`` is not asked: the kernels attend themselves."""
         if pool is not self._pool:
             self._use(pool)
-        self._check(batch, pool)
-        n_samples = int(batch.sample_rows.shape[0])
-        if n_samples > self._logits.shape[0]:
-            self._logits = torch.empty(n_samples, self.config.vocab_size)
-        table = span_table(batch, pool)
-        angles = [_halves(rope, batch.positions) for rope in self._ropes]
-        ropes = (CRope * max(len(angles), 1))(
-            *(CRope(cos.data_ptr(), sin.data_ptr(), 2 * cos.shape[1]) for cos, sin in angles)
-        )
-        samples = torch.tensor([i for i, span in enumerate(batch.spans) if span.samples], dtype=torch.int32)
+        columns = self._checked(batch, pool)
+        fill_table(self._table, batch, pool.n_blocks)
+        for index, angles in enumerate(self._angles):
+            self._ropes[index] = angles.pick(columns.positions, self._table.longest)
+        n_samples = batch.sample_rows.shape[0]
+        logits, samples = self._logits_of(n_samples), self._sampling_spans(batch, n_samples)
         self._kernels.forward(self._model, CBatch(
-            batch.tokens.data_ptr(), batch.slots.data_ptr(), ropes, table.c(), batch.sample_rows.data_ptr(),
-            samples.data_ptr(), self._logits.data_ptr(), batch.n_tokens, n_samples, torch.get_num_threads(),
+            columns.tokens, columns.slots, self._ropes, self._table.c(), columns.sample_rows, samples.ctypes.data,
+            logits.data_ptr(), batch.n_tokens, n_samples, torch.get_num_threads(),
         ))  # fmt: skip
-        return self._capped(self._logits[:n_samples]) if n_samples else None
+        return self._capped(logits) if n_samples else None
+
+    def _logits_of(self, n_samples: int) -> torch.Tensor:
+        """Room for so many rows, the same each time."""
+        if n_samples > self._all_logits.shape[0]:
+            self._all_logits = torch.empty(n_samples, self.config.vocab_size)
+        if n_samples != self._logits.shape[0]:
+            self._logits = self._all_logits[:n_samples]
+        return self._logits
+
+    def _sampling_spans(self, batch: Batch, n_samples: int) -> np.ndarray:
+        """int32, which spans sample, at least ``n_samples``. Raises ``ValueError`` where they are not so many."""
+        n_spans = len(batch.spans)
+        if n_samples == n_spans:
+            if n_spans > len(self._all_spans):
+                self._all_spans = np.arange(2 * n_spans, dtype=np.int32)
+            return self._all_spans
+        samples = np.flatnonzero([span.samples for span in batch.spans]).astype(np.int32)
+        if len(samples) != n_samples:
+            raise ValueError(f"{len(samples)} spans sample, but {n_samples} rows do")
+        return samples
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _check(self, batch: Batch, pool: KVPool) -> None:
-        """What the native code relies on. Raises ``ValueError``."""
-        for column in (batch.tokens, batch.slots, batch.positions, batch.sample_rows):
-            if column.device.type != "cpu" or column.dtype != torch.int64 or not column.is_contiguous():
-                raise ValueError("the columns of a batch must be contiguous int64 on the CPU")
-        _check_range(batch.tokens, self.config.vocab_size, "token")
-        _check_range(batch.slots, pool.n_blocks * pool.block_size, "slot")
+    def _checked(self, batch: Batch, pool: KVPool) -> _Columns:
+        """The columns, after a look at what the native code relies on. Raises ``ValueError``."""
+        columns = self._columns
+        if columns is None or not columns.are_of(batch):  # in steady state they are the same ones each time
+            columns = self._columns = _Columns.of(batch)
+        _check_range(columns.token_bits, self.config.vocab_size, "token")
+        _check_range(columns.slot_bits, pool.n_blocks * pool.block_size, "slot")
+        return columns
 
     def _use(self, pool: KVPool) -> None:
         if pool.shape != self.kv_shape:
             raise ValueError(f"a pool of {pool.shape} is not this model's")
-        self._pool = pool
+        self._pool, self._table = pool, SpanTable(pool.block_size)
         for i in range(self.config.n_layers):
             layer = self._model.layers[i]
             layer.keys, layer.values = pool.keys[i].data_ptr(), pool.values[i].data_ptr()
@@ -151,14 +174,43 @@ class NativeDecoder:
         return wide.data_ptr()
 
 
-def _halves(rope: RotaryTable, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = rope.angles(positions)
-    return cos.contiguous(), sin.contiguous()
+class _Columns(NamedTuple):
+    """A batch's columns as they are asked for: addresses, and arrays. ``bits``: numbers without a sign, so that what is
+    negative is far too large.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    tokens: int
+    slots: int
+    sample_rows: int
+    token_bits: np.ndarray
+    slot_bits: np.ndarray
+    positions: np.ndarray
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """Raises ``ValueError``."""
+        tensors = (batch.tokens, batch.slots, batch.positions, batch.sample_rows)
+        for column in tensors:
+            if column.device.type != "cpu" or column.dtype != torch.int64 or not column.is_contiguous():
+                raise ValueError("the columns of a batch must be contiguous int64 on the CPU")
+        tokens, slots, positions = (column.numpy() for column in tensors[:3])
+        addresses = (batch.tokens.data_ptr(), batch.slots.data_ptr(), batch.sample_rows.data_ptr())
+        return cls(tensors, *addresses, tokens.view(np.uint64), slots.view(np.uint64), positions)
+
+    def are_of(self, batch: Batch) -> bool:
+        """Whether a batch has these very tensors, whatever they hold now."""
+        tokens, slots, positions, rows = self.tensors
+        return (
+            batch.tokens is tokens
+            and batch.slots is slots
+            and batch.positions is positions
+            and batch.sample_rows is rows
+        )
 
 
-def _check_range(column: torch.Tensor, end: int, name: str) -> None:
-    low, high = torch.aminmax(column)
-    if low < 0 or high >= end:
+def _check_range(bits: np.ndarray, end: int, name: str) -> None:
+    if np.maximum.reduce(bits, initial=0) >= end:
         raise ValueError(f"a {name} outside 0 to {end}")
 
 

@@ -128,17 +128,13 @@ def plan_filtered_draw(
 
 
 def native_draws(rows: Sequence[SamplingRow], vocab: int) -> np.ndarray:
-    """All rows' draws as the kernels read them, ``[n]`` of ``DRAW``."""
-    params = [row.params for row in rows]
-    return np.array(
-        [
-            (0.0, 0, 1.0, 0.0, 0.0)
-            if row.is_greedy
-            else (p.temperature, min(p.top_k, vocab), p.top_p, p.min_p, uniform(row.seed, row.position))
-            for row, p in zip(rows, params, strict=True)
-        ],
-        DRAW,
-    )
+    """All rows' draws as the kernels read them, ``[n]`` of ``DRAW``: zeros for greedy ones."""
+    draws = np.zeros(len(rows), DRAW)
+    for i, row in enumerate(rows):
+        if not row.is_greedy:
+            p = row.params
+            draws[i] = (p.temperature, min(p.top_k, vocab), p.top_p, p.min_p, uniform(row.seed, row.position))
+    return draws
 
 
 def _common(

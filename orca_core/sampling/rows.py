@@ -12,21 +12,24 @@ GREEDY_BELOW: Final = 1e-5
 """A temperature below it is greedy: but for exact ties, all of the probability is on one token anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(NamedTuple):
     """What one row of logits is sampled with.
 
     ``position``: absolute index of the token that is chosen, so that a resumed request draws the same numbers.
     ``prompt_ids``, ``output_ids``: the tokens before it, all inside the vocabulary. ``banned_until_min``: ids that
-    cannot be chosen while fewer than ``params.min_new_tokens`` tokens are out.
+    cannot be chosen while fewer than ``params.min_new_tokens`` tokens are out. A named tuple, since one is made for
+    each token.
     """
 
     params: SamplingParams
     seed: int
     position: int
-    prompt_ids: Sequence[int] = field(default=(), repr=False)
-    output_ids: Sequence[int] = field(default=(), repr=False)
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
     banned_until_min: frozenset[int] = frozenset()
+
+    def __repr__(self) -> str:  # a repr ends up in logs: it must hold neither prompt nor answer
+        return f"SamplingRow({self.params}, seed={self.seed}, position={self.position})"
 
     @property
     def is_greedy(self) -> bool:
@@ -49,6 +52,11 @@ class SamplingRow:
         p = self.params
         penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         return penalised or bool(p.logit_bias) or self.bans
+
+    @property
+    def asks_for_more(self) -> bool:
+        """More than a draw from the logits as they are."""
+        return self.params.logprobs is not None or self.changes_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from orca_core.sampling.draw import Draw, native_draws, plan_draw, plan_filtered
 from orca_core.sampling.logprobs import LogprobsPlan, plan_logprobs, raw_logprobs
 from orca_core.sampling.rows import RawLogprobs, SampledToken, SamplingRow
 from orca_core.staging import Upload, read_back
+
+_new: Final = tuple.__new__  # makes a named tuple without a call through Python, once for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], kernels: Kernels |
     """
     if not rows:
         return []
+    if kernels is not None and not any(row.asks_for_more for row in rows):
+        return _tokens(*kernels.sample(logits.contiguous(), native_draws(rows, logits.shape[-1])))
     vocab = logits.shape[-1]
     upload = Upload(logits.device)
     changes = Changes(rows, vocab, upload)
@@ -107,14 +112,21 @@ class _Found:
     top_values: np.ndarray
 
     def tokens(self, rows: Sequence[SamplingRow], asked: LogprobsPlan | None) -> list[SampledToken]:
+        if asked is None:
+            return _tokens(self.chosen.tolist(), self.sound.ravel().tolist())
         logprobs: dict[int, RawLogprobs] = {}
-        for m, i in enumerate(() if asked is None else asked.rows):
+        for m, i in enumerate(asked.rows):
             chosen = (int(self.chosen[i]), float(self.chosen_logprobs[m]))
             logprobs[i] = raw_logprobs(rows[i], chosen, self.top_ids[m], self.top_values[m])
         return [
             SampledToken(int(token_id), True, logprobs.get(i)) if ok else SampledToken(0, ok=False)
             for i, (token_id, ok) in enumerate(zip(self.chosen.tolist(), self.sound.flat, strict=True))
         ]
+
+
+def _tokens(ids: list[int], sound: list[bool]) -> list[SampledToken]:
+    """Of rows without log-probabilities. From a GPU all numbers come as floats."""
+    return [_new(SampledToken, (int(i) if ok else 0, bool(ok), None)) for i, ok in zip(ids, sound, strict=True)]
 
 
 def _draw_natively(
@@ -126,9 +138,10 @@ def _draw_natively(
 ) -> _Found:
     logits = logits.contiguous()
     changed = changes.apply(logits)
-    chosen, sound = kernels.sample(changed, native_draws(rows, logits.shape[-1]))
+    ids, oks = kernels.sample(changed, native_draws(rows, logits.shape[-1]))
+    chosen, sound = torch.tensor(ids), torch.tensor(oks)
     if changed is not logits:
-        sound &= kernels.sample(logits, np.zeros(len(rows), DRAW))[1]
+        sound &= torch.tensor(kernels.sample(logits, np.zeros(len(rows), DRAW))[1])
     none = torch.empty(0)
     at_chosen, top_ids, top_values = none, none, none
     if asked is not None:
