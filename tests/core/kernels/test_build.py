@@ -161,7 +161,7 @@ def test_what_an_image_holds_is_used_though_nobody_may_write_there(
     def read_only(_: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(build_module, "_lock", read_only)
+    monkeypatch.setattr(build_module, "locked", read_only)
     assert build((), compiler=path, cache=cache) == made
     with pytest.raises(KernelError, match="Read-only"):
         build(("-other",), compiler=path, cache=cache)
