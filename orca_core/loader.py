@@ -19,7 +19,8 @@ from orca_core.host_memory import read_host_memory
 from orca_core.kernels import Kernels
 from orca_core.kv import KVManager, KVPool
 from orca_core.memory import decide_n_slots, kv_budget_cpu
-from orca_core.models import AnyDecoder, load_model
+from orca_core.models import AnyDecoder, open_model
+from orca_core.models.weight_cache import WeightCache, weights_cache
 from orca_core.source import ModelSource, resolve_source
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import ModelInfo
@@ -49,20 +50,21 @@ def load_engine_model(config: EngineConfig) -> LoadedModel:
 
 def _load(config: EngineConfig, source: ModelSource, tokenizer: Tokenizer, device: torch.device) -> LoadedModel:
     started = time.monotonic()
-    loaded = load_model(
+    opened = open_model(
         source, dtype=config.dtype, device=device, max_model_len=config.max_model_len, quantization=config.quantization
     )
     block_size = config.block_size_on(device.type)
-    max_model_len = loaded.config.max_position_embeddings
+    max_model_len = opened.frame.config.max_position_embeddings
     decoder: AnyDecoder
     attention: AttentionBackend
     gpu: GpuLoading | None = None
     kernels: Kernels | None = None
     if device.type == "cuda":
+        loaded = opened.decoder()
         decoder, attention = loaded, choose_attention(loaded, block_size)
         gpu = gpu_loading(config, loaded, attention, max_model_len)
     else:
-        decoder, attention, kernels = choose_compute(loaded)
+        decoder, attention, kernels = choose_compute(opened, WeightCache(weights_cache()))
     budget = _kv_budget_cpu(config, decoder, attention, block_size) if gpu is None else gpu.kv_budget(block_size)
     extra_blocks = 0 if gpu is None else gpu.extra_blocks
     n_slots = decide_n_slots(config, decoder.kv_shape, max_model_len, budget, str(device), extra_blocks=extra_blocks)

@@ -70,11 +70,11 @@ def build(flags: Sequence[str], *, compiler: str | None = None, cache: Path | No
     compiler = compiler or find_compiler()
     try:
         version = _output([compiler, "--version"]).splitlines()[0]
-        folder = _own_folder(cache or default_cache())
+        folder = own_folder(cache or default_cache())
         library = folder / f"orca-{_digest([version, *_FLAGS, *flags])}.so"
         if _is_whole(library):  # without the lock: the folder of an image may be read-only
             return library
-        with _lock(library.with_suffix(".lock")):
+        with locked(library.with_suffix(".lock")):
             if not _is_whole(library):
                 _sweep(folder, library.stem)
                 _compile(compiler, flags, library)
@@ -90,7 +90,7 @@ def _digest(parts: Sequence[str]) -> str:
     return hashed.hexdigest()[:20]
 
 
-def _own_folder(folder: Path) -> Path:
+def own_folder(folder: Path) -> Path:
     """Made if it is not there. What lies in it will be run, so nobody else may write to it, but root: as in an image.
 
     Raises ``KernelError``.
@@ -103,7 +103,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Held by one process at a time; the system lets go of it when the process ends, however it does."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -98,7 +98,7 @@ class Kernels:
         kind = weight.format if isinstance(weight, QuantisedWeight) else _BFLOAT16
         c_format = _c_format(kind)
         packed = torch.empty(self._library.orca_packed_bytes(n_out, n_in, byref(c_format)), dtype=torch.uint8)
-        self._library.orca_advise(packed.data_ptr(), packed.numel())
+        self.advise(packed)
         if isinstance(weight, QuantisedWeight):
             minima = None if weight.minima is None else weight.minima.data_ptr()
             _done(self._library.orca_pack_quantised(
@@ -110,6 +110,10 @@ class Kernels:
                 weight.data_ptr(), packed.data_ptr(), n_out, n_in, gated, torch.get_num_threads()
             ))  # fmt: skip
         return PackedLinear(packed, None if bias is None else _pack_bias(bias, gated), n_out, n_in, gated, kind)
+
+    def advise(self, memory: torch.Tensor) -> None:
+        """Ask the system to keep ``memory`` in large pages."""
+        self._library.orca_advise(memory.data_ptr(), memory.nbytes)
 
     def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         """float32 ``[n_rows, n_out]`` of bfloat16 ``x`` ``[n_rows, n_in]``. Raises ``ValueError``."""

@@ -16,7 +16,7 @@ from orca_core.kernels.native import Kernels
 logger = logging.getLogger(__name__)
 
 SWITCH: Final = "ORCA_KERNELS"
-"""Environment variable: ``off`` = torch computes everything."""
+"""Environment variable: ``off`` = torch computes everything; the name of a variant = that one."""
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
@@ -25,7 +25,8 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 class Variant:
     """One way to compile the sources. ``needs``: features of the CPU, as Linux names them; ``flags``: the compiler's.
 
-    Another instruction set (AVX2, AMX, NEON) is another entry, and another ``tile.h`` and ``simd.h``.
+    The sources speak AVX-512; ``avx2.h`` says it in AVX2. A CPU with AMX gets the first; another kind of machine (ARM)
+    has none, and computes in torch.
     """
 
     name: str
@@ -41,6 +42,19 @@ VARIANTS: Final = (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma", "avx2", "bmi2"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mavx2", "-mbmi2",
          "-mprefer-vector-width=512"),
+    ),
+    Variant(
+        "avx512",
+        "x86_64",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "avx2", "bmi2"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mavx2", "-mbmi2",
+         "-mprefer-vector-width=512"),
+    ),
+    Variant(
+        "avx2",
+        "x86_64",
+        frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2"}),
+        ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mpopcnt"),
     ),
 )  # fmt: skip
 
@@ -58,25 +72,27 @@ def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:
     return frozenset()
 
 
-def choose_variant(features: frozenset[str], machine: str) -> Variant:
+def choose_variant(features: frozenset[str], machine: str, variants: tuple[Variant, ...] = VARIANTS) -> Variant:
     """The first that fits. Raises ``KernelError`` where none does."""
-    for variant in VARIANTS:
+    for variant in variants:
         if variant.machine == machine and variant.needs <= features:
             return variant
-    names = ", ".join(variant.name for variant in VARIANTS)
+    names = ", ".join(variant.name for variant in variants)
     raise KernelError(f"this CPU has none of the instruction sets they are written for ({names})")
 
 
 def find_kernels() -> Kernels:
     """The kernels for this CPU, compiled if need be. Raises ``KernelError`` where there are none to be had."""
-    if os.environ.get(SWITCH, "").lower() in ("off", "0", "no", "false"):
+    chosen = os.environ.get(SWITCH, "").lower()
+    if chosen in ("off", "0", "no", "false"):
         raise KernelError(f"they are turned off (${SWITCH})")
-    variant = choose_variant(cpu_features(), platform.machine())
-    return _load(variant)
+    named = tuple(variant for variant in VARIANTS if variant.name == chosen)
+    return load_variant(choose_variant(cpu_features(), platform.machine(), named or VARIANTS))
 
 
 @cache
-def _load(variant: Variant) -> Kernels:
+def load_variant(variant: Variant) -> Kernels:
+    """A variant that this CPU can run, compiled if need be. Raises ``KernelError``."""
     library = build(variant.flags)
     try:
         return Kernels(library)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -22,6 +24,14 @@ class Checkpoint(Protocol):
 
     def load(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in a floating dtype."""
+        ...
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """The same, some rows at a time, one piece behind the other; a piece is gone once the next is asked for."""
+        ...
+
+    def files(self) -> list[Path]:
+        """All that the tensors come from."""
         ...
 
     def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:

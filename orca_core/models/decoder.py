@@ -68,45 +68,46 @@ def _dequantised(weight: Weight) -> torch.Tensor:
     return made
 
 
-class Decoder:
-    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
-
-    With quantised weights it is right, but slow: they are dequantised in every call.
+class DecoderFrame:
+    """What a decoder is without its weights, whoever computes it: ``dtype`` and ``device`` are theirs.
 
     ``attention_specs``: how each layer attends, first to last. ``rope_tables``: those its layers rotate by;
     ``rope_of``: which of them each layer does, ``None`` = it does not.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
-        self.weights = weights
+        self.dtype = dtype
+        self.device = device
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
-        self.rope_tables = [RotaryTable(config, rope, self.device) for rope in ropes]
+        self.rope_tables = [RotaryTable(config, rope, device) for rope in ropes]
         self.rope_of = [None if layer.rope is None else ropes.index(layer.rope) for layer in config.layers]
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.attention_specs = tuple(
             AttentionSpec(scale, layer.window, config.attention_softcap) for layer in config.layers
         )
-        self._activation = ACTIVATIONS[config.activation]
-        self._mlp = gated_mlp if config.gated_mlp else plain_mlp
         # rounded as the weights are, as it was in training
         factor = config.embedding_scale
-        self._embedding_scale = None if factor is None else float(torch.tensor(factor, dtype=self.dtype))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.weights.embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights, of what flows between layers, and of K and V."""
-        return self.weights.embedding.dtype
+        self.embedding_scale = None if factor is None else float(torch.tensor(factor, dtype=dtype))
 
     @property
     def kv_shape(self) -> KVShape:
         """What one slot of this model holds."""
         return KVShape(self.config.n_layers, self.config.n_kv_heads, self.config.head_dim, self.dtype)
+
+
+class Decoder(DecoderFrame):
+    """A loaded decoder-only transformer. Stateless between calls: K and V live in the pool. Call in inference mode.
+
+    With quantised weights it is right, but slow: they are dequantised in every call. ``dtype`` is of the weights, of
+    what flows between layers, and of K and V.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        super().__init__(config, weights.embedding.dtype, weights.embedding.device)
+        self.weights = weights
+        self._activation = ACTIVATIONS[config.activation]
+        self._mlp = gated_mlp if config.gated_mlp else plain_mlp
 
     @property
     def n_parameters(self) -> int:
@@ -165,11 +166,11 @@ class Decoder:
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         hidden = F.embedding(batch.tokens, plain(self.weights.embedding))
-        if self._embedding_scale is not None:
-            hidden = hidden * self._embedding_scale
+        if self.embedding_scale is not None:
+            hidden = hidden * self.embedding_scale
         if self.weights.positions is not None:
             hidden = hidden + F.embedding(batch.positions, self.weights.positions)
         return hidden
 
 
-__all__ = ["Decoder", "DecoderWeights", "LayerWeights", "Linear"]
+__all__ = ["Decoder", "DecoderFrame", "DecoderWeights", "LayerWeights", "Linear"]

@@ -5,8 +5,9 @@ GGUF names and metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import gguf
@@ -19,8 +20,9 @@ from orca_core.models.fields import Fields
 from orca_core.models.gguf_blocks import FORMATS, read_blocks
 from orca_core.models.gguf_config import DIVISORS, GgufFacts, read_gguf_config
 from orca_core.models.layout import Layout
+from orca_core.models.pages import drop_pages, row_pieces
 from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
-from orca_core.models.weights import expected_shapes
+from orca_core.models.tensors import expected_shapes
 from orca_core.quantised import QuantisedWeight
 from orca_core.source import ModelSource
 
@@ -39,6 +41,7 @@ class GgufCheckpoint:
         self._source = source.name
         if source.gguf_file is None:
             raise ModelLoadError(source.name, "not a GGUF source")
+        self._file = source.gguf_file
         try:
             reader: Any = gguf.GGUFReader(source.gguf_file)
             values = {key: field.contents() for key, field in reader.fields.items() if key not in _LONG_LISTS}
@@ -72,8 +75,24 @@ class GgufCheckpoint:
 
     def load(self, name: str) -> torch.Tensor:
         """See ``Checkpoint``."""
-        values = torch.from_numpy(np.require(self._dequantised(name, self._tensors[name]), requirements=["C", "W"]))
-        return self._in_order(name)(values)
+        tensor = self._tensors[name]
+        values = self._dequantised(name, tensor, tensor.data).reshape(_shape(tensor))
+        return self._in_order(name)(torch.from_numpy(np.require(values, requirements=["C", "W"])))
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """See ``Checkpoint``."""
+        tensor, shape = self._tensors[name], _shape(self._tensors[name])
+        if self._is_reordered(name) or len(tensor.data) != shape[0]:
+            yield self.load(name)
+        else:
+            for rows in row_pieces(shape):
+                values = self._dequantised(name, tensor, tensor.data[rows]).reshape(-1, *shape[1:])
+                yield torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        drop_pages(tensor.data.ctypes.data, tensor.data.nbytes)
+
+    def files(self) -> list[Path]:
+        """See ``Checkpoint``."""
+        return [self._file]
 
     def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:
         """See ``Checkpoint``."""
@@ -83,15 +102,18 @@ class GgufCheckpoint:
             return None
         weight, in_order = read_blocks(kind, tensor.data, _shape(tensor)[1], dtype), self._in_order(name)
         minima = None if weight.minima is None else in_order(weight.minima)
+        drop_pages(tensor.data.ctypes.data, tensor.data.nbytes)
         return replace(weight, integers=in_order(weight.integers), scales=in_order(weight.scales), minima=minima)
 
     def _in_order(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         """What gives the rows of a tensor the order they have in transformers."""
-        heads = {"q_proj": self._config.n_heads, "k_proj": self._config.n_kv_heads}
-        projection = name.split(".")[-2]
-        if not self._architecture.gguf_permuted or projection not in heads:
+        if not self._is_reordered(name):
             return lambda rows: rows
-        return lambda rows: _unpermuted(rows, heads[projection])
+        n_heads = self._config.n_heads if name.split(".")[-2] == "q_proj" else self._config.n_kv_heads
+        return lambda rows: _unpermuted(rows, n_heads)
+
+    def _is_reordered(self, name: str) -> bool:
+        return self._architecture.gguf_permuted and name.split(".")[-2] in ("q_proj", "k_proj")
 
     def _renamed(self, architecture: str, tensors: dict[str, Any]) -> dict[str, Any]:
         """By the names transformers has, as the converter translates them; what is left over keeps its own."""
@@ -105,15 +127,15 @@ class GgufCheckpoint:
         return ours | tensors
 
     def _divisors(self, tensor: Any) -> tuple[float, ...]:
-        return tuple(self._dequantised(tensor.name, tensor).flatten().tolist())
+        return tuple(self._dequantised(tensor.name, tensor, tensor.data).flatten().tolist())
 
-    def _dequantised(self, name: str, tensor: Any) -> np.ndarray:
+    def _dequantised(self, name: str, tensor: Any, data: np.ndarray) -> np.ndarray:
         try:
-            values: np.ndarray = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values: np.ndarray = gguf.dequantize(data, tensor.tensor_type)
         except Exception as error:  # NotImplementedError for a type it cannot dequantise, ValueError for damaged data
             kind = getattr(tensor.tensor_type, "name", tensor.tensor_type)
             raise ModelLoadError(self._source, f"cannot dequantise {name} of type {kind}: {error}") from error
-        return values.astype(np.float32, copy=False).reshape(_shape(tensor))
+        return values.astype(np.float32, copy=False)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -15,7 +15,7 @@ from orca_core.errors import ConfigError
 from orca_core.kv import KVShape
 from orca_core.models.checkpoint import Checkpoint
 from orca_core.models.config import ModelConfig
-from orca_core.models.decoder import Decoder
+from orca_core.models.decoder import Decoder, DecoderFrame
 from orca_core.models.fields import Fields
 from orca_core.models.gguf_file import GGUF_DTYPE, GgufCheckpoint
 from orca_core.models.gguf_header import read_gguf_header
@@ -23,7 +23,7 @@ from orca_core.models.hf_config import read_hf_config
 from orca_core.models.layout import Layout
 from orca_core.models.registry import GGUF_ARCHITECTURES, find_architecture
 from orca_core.models.safetensors_files import SafetensorsCheckpoint
-from orca_core.models.weights import load_weights
+from orca_core.models.weights import WeightReader, load_weights
 from orca_core.source import ModelSource
 
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
@@ -49,13 +49,39 @@ def load_model(
 
     Raises ``ModelLoadError``, ``UnsupportedArchitectureError``, and ``ConfigError`` for an unknown dtype.
     """
+    return open_model(
+        source, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
+    ).decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose weights can be read. ``files``: all that what it computes comes from."""
+
+    frame: DecoderFrame
+    reader: WeightReader
+    files: tuple[Path, ...]
+
+    def decoder(self) -> Decoder:
+        """With all weights loaded. Raises ``ModelLoadError``."""
+        return Decoder(self.frame.config, load_weights(self.reader))
+
+
+def open_model(
+    source: ModelSource, *, dtype: str, device: torch.device, max_model_len: int | None = None,
+    quantization: Quantization = "none",
+) -> OpenedModel:  # fmt: skip
+    """Read the configuration, and see that the weights are those it promises. As ``load_model`` otherwise."""
     config, layout, checkpoint = _open(source)
     stored = "bfloat16" if quantization != "none" else config.dtype or checkpoint.stored_dtype()
     chosen = _choose_dtype(dtype, stored, device)
     bits = None if quantization == "none" else _BITS[quantization]
-    weights = load_weights(source.name, config, layout, checkpoint, chosen, device, bits)
+    reader = WeightReader(source.name, config, layout, checkpoint, chosen, device, bits)
     limit = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
-    return Decoder(replace(config, max_position_embeddings=limit), weights)
+    frame = DecoderFrame(replace(config, max_position_embeddings=limit), chosen, device)
+    config_file = source.folder / "config.json"
+    files = [*checkpoint.files(), *([config_file] if source.kind == "safetensors" else [])]
+    return OpenedModel(frame, reader, tuple(files))
 
 
 def read_shape(source: ModelSource, *, dtype: str, device: torch.device) -> tuple[int, KVShape]:

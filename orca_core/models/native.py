@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -10,32 +10,47 @@ import torch
 from orca_core.attention.base import AttentionBackend
 from orca_core.attention.cpu import c_spec, fill_table
 from orca_core.batch import Batch
-from orca_core.kernels import Heads, Kernels, PackedLinear, SpanTable
-from orca_core.kernels.structs import CBatch, CHeads, CLayer, CModel, CRope
+from orca_core.kernels import Kernels, PackedLinear, SpanTable
+from orca_core.kernels.structs import CBatch, CHeads, CLayer, CLinear, CModel, CRope
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.angles import PickedAngles
-from orca_core.models.decoder import Decoder
-from orca_core.models.layers import LayerWeights, Linear, Norm
-from orca_core.quantised import free
+from orca_core.models.decoder import Decoder, DecoderFrame
+from orca_core.models.packed import LoadedWeights, PackedWeights, Packer, WeightSource
 
 _CPU: Final = torch.device("cpu")
 
 
-def why_not_native(decoder: Decoder) -> str | None:
-    """Why the kernels do not compute this decoder; ``None``: they do.
+class LayerPlaces(Protocol):
+    """Where a layer has norms: ``None`` = nowhere. Of ``LayerWeights`` and of ``Layout`` alike."""
+
+    @property
+    def attention_norm(self) -> object | None: ...
+    @property
+    def attention_post_norm(self) -> object | None: ...
+    @property
+    def mlp_norm(self) -> object | None: ...
+    @property
+    def mlp_post_norm(self) -> object | None: ...
+
+
+def packer(frame: DecoderFrame, source: WeightSource, kernels: Kernels) -> Packer:
+    """What packs the weights of a decoder, as ``NativeDecoder`` takes them."""
+    return Packer(source, frame.config.n_layers, frame.config.n_heads, frame.config.tied_head, kernels)
+
+
+def why_not_native(frame: DecoderFrame, layer: LayerPlaces) -> str | None:
+    """Why the kernels do not compute this decoder; ``None``: they do. ``layer``: any of its layers, or the layout.
 
     What they compute: RMS norms before attention and MLP, rotary positions, an MLP gated by SiLU (Llama, Mistral,
     Phi-3, Qwen2, Qwen3, SmolLM3).
     """
-    config, layers = decoder.config, decoder.weights.layers
+    config = frame.config
     sizes = (config.hidden_size, config.n_heads * config.head_dim, config.intermediate_size)
+    before, behind = (layer.attention_norm, layer.mlp_norm), (layer.attention_post_norm, layer.mlp_post_norm)
     checks = {
-        f"it is in {str(decoder.dtype).removeprefix('torch.')}, not bfloat16": decoder.dtype != torch.bfloat16,
+        f"it is in {str(frame.dtype).removeprefix('torch.')}, not bfloat16": frame.dtype != torch.bfloat16,
         "its norms are not RMS norms": config.norm == "layer",
-        "its norms do not lie before attention and MLP alone": any(
-            layer.attention_norm is None or layer.mlp_norm is None or layer.attention_post_norm or layer.mlp_post_norm
-            for layer in layers
-        ),
+        "its norms do not lie before attention and MLP alone": None in before or behind != (None, None),
         "its q and k are normalised over the whole width": config.qk_norm == "width",
         "its MLP is not gated by SiLU": not config.gated_mlp or config.activation != "silu",
         "its positions are learned": config.learned_positions,
@@ -45,33 +60,35 @@ def why_not_native(decoder: Decoder) -> str | None:
 
 
 class NativeDecoder:
-    """``AnyDecoder`` over packed weights.
-
-    It takes over the weights of a torch decoder, which cannot compute any more afterwards: they are packed one after
-    the other, and what was packed is freed, so that they are never there twice. ``why_not_native`` must be ``None``.
+    """``AnyDecoder`` over packed weights; ``why_not_native`` must be ``None``.
 
     A row's logits do not depend on what is computed beside it, on how its prompt was cut into pieces, or on the number
     of threads, to the last bit.
     """
 
-    def __init__(self, decoder: Decoder, kernels: Kernels) -> None:
-        self.config = decoder.config
-        self.dtype: Final = decoder.dtype
+    def __init__(self, frame: DecoderFrame, packed: PackedWeights, kernels: Kernels) -> None:
+        self.config = frame.config
+        self.dtype: Final = frame.dtype
         self.device: Final = _CPU
-        self.kv_shape: Final[KVShape] = decoder.kv_shape
-        self.n_parameters: Final = decoder.n_parameters
-        self.weight_bytes: Final = decoder.weight_bytes
+        self.kv_shape: Final[KVShape] = frame.kv_shape
+        self.n_parameters: Final = packed.n_parameters
+        self.weight_bytes: Final = packed.weight_bytes
         self._kernels = kernels
-        self._kept: list[torch.Tensor | PackedLinear] = []  # what the structures point to
-        self._model = self._take(decoder)
+        self._packed = packed  # what the structures point to
+        self._model = self._structures(frame)
         self._pool: KVPool | None = None
         # what an iteration needs beside the model, in the same memory each time
         self._table = SpanTable(1)
         self._columns: _Columns | None = None
-        self._angles = [PickedAngles(rope) for rope in decoder.rope_tables]
+        self._angles = [PickedAngles(rope) for rope in frame.rope_tables]
         self._ropes = (CRope * max(len(self._angles), 1))()
         self._all_spans = np.arange(64, dtype=np.int32)
         self._all_logits = self._logits = torch.empty(0, self.config.vocab_size)
+
+    @staticmethod
+    def taking(decoder: Decoder, kernels: Kernels) -> NativeDecoder:
+        """Over the weights of a torch decoder, which cannot compute any more afterwards: they are packed and freed."""
+        return NativeDecoder(decoder, packer(decoder, LoadedWeights(decoder), kernels).all(), kernels)
 
     def next_logits(self, batch: Batch, pool: KVPool, attention: AttentionBackend) -> torch.Tensor | None:
         """See ``AnyDecoder``. ``attention`` is not asked: the kernels attend themselves."""
@@ -130,48 +147,35 @@ class NativeDecoder:
             layer = self._model.layers[i]
             layer.keys, layer.values = pool.keys[i].data_ptr(), pool.values[i].data_ptr()
 
-    # --- taking over the weights -------------------------------------------------------------------------------------
+    # --- what the kernels read ---------------------------------------------------------------------------------------
 
-    def _take(self, decoder: Decoder) -> CModel:
-        config, weights = self.config, decoder.weights
+    def _structures(self, frame: DecoderFrame) -> CModel:
+        config = self.config
         layers = (CLayer * config.n_layers)()
-        for index, (made, layer) in enumerate(zip(layers, weights.layers, strict=True)):
-            self._take_layer(made, layer)
-            made.attention = c_spec(decoder.attention_specs[index])
-            made.rope = -1 if (rope := decoder.rope_of[index]) is None else rope
-        tied = weights.head is weights.embedding
-        head = self._linear(Linear(weights.head))
-        embedding = head if tied else self._linear(Linear(weights.embedding))
-        heads = Heads(config.n_heads, config.n_kv_heads, config.head_dim)
-        scale = 1.0 if config.embedding_scale is None else float(torch.tensor(config.embedding_scale, dtype=self.dtype))
+        for index, made in enumerate(layers):
+            for name in ("qkv", "output", "gate_up", "down"):
+                setattr(made, name, self._linear(f"{index}.{name}"))
+            for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
+                setattr(made, name, self._floats(f"{index}.{name}"))
+            made.attention = c_spec(frame.attention_specs[index])
+            made.rope = -1 if (rope := frame.rope_of[index]) is None else rope
+        embedding = self._linear("embedding")
+        head = embedding if config.tied_head else self._linear("head")
         return CModel(
-            layers, head.c(), embedding.c(), self._float(*weights.norm.tensors()),
-            CHeads(heads.n_heads, heads.n_kv_heads, heads.head_dim), config.n_layers, config.norm_eps, scale,
+            layers, head, embedding, self._floats("norm"),
+            CHeads(config.n_heads, config.n_kv_heads, config.head_dim), config.n_layers, config.norm_eps,
+            frame.embedding_scale or 1.0,
         )  # fmt: skip
 
-    def _take_layer(self, made: CLayer, layer: LayerWeights) -> None:
-        made.qkv, made.output = self._linear(layer.qkv).c(), self._linear(layer.output).c()
-        made.gate_up, made.down = self._linear(layer.gate_up, gated=True).c(), self._linear(layer.down).c()
-        made.attention_norm, made.mlp_norm = self._norm(layer.attention_norm), self._norm(layer.mlp_norm)
-        if layer.qk_norm is not None:
-            (weight,) = layer.qk_norm.tensors()  # one row a head, all of q's the same, and all of k's
-            made.q_norm, made.k_norm = self._float(weight[0]), self._float(weight[self.config.n_heads])
+    def _linear(self, name: str) -> CLinear:
+        part = self._packed.parts[name]
+        if not isinstance(part, PackedLinear):
+            raise TypeError(f"{name} is no projection")
+        return part.c()
 
-    def _linear(self, linear: Linear, *, gated: bool = False) -> PackedLinear:
-        packed = self._kernels.pack(linear.weight, linear.bias, gated=gated)
-        self._kept.append(packed)
-        free(linear.weight)
-        return packed
-
-    def _norm(self, norm: Norm | None) -> int:
-        if norm is None:
-            raise ValueError("a layer without a norm before it")
-        return self._float(*norm.tensors())
-
-    def _float(self, weight: torch.Tensor) -> int:
-        wide = weight.to(torch.float32).contiguous()
-        self._kept.append(wide)
-        return wide.data_ptr()
+    def _floats(self, name: str) -> int | None:
+        part = self._packed.parts.get(name)
+        return part.data_ptr() if isinstance(part, torch.Tensor) else None
 
 
 class _Columns(NamedTuple):
@@ -214,4 +218,4 @@ def _check_range(bits: np.ndarray, end: int, name: str) -> None:
         raise ValueError(f"a {name} outside 0 to {end}")
 
 
-__all__ = ["NativeDecoder", "why_not_native"]
+__all__ = ["NativeDecoder", "packer", "why_not_native"]

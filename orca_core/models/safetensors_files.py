@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from orca_core.errors import ModelLoadError
 from orca_core.models.hf_config import read_json
+from orca_core.models.pages import drop_pages, row_pieces
 from orca_core.quantised import QuantisedWeight
 from orca_core.source import ModelSource
 
@@ -30,7 +31,8 @@ class SafetensorsCheckpoint:
         self._handles: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
-        for file in _weight_files(source):
+        self._files = _weight_files(source)
+        for file in self._files:
             self._open(file)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -51,6 +53,18 @@ class SafetensorsCheckpoint:
         except SafetensorError as error:
             raise ModelLoadError(self._source, f"cannot read tensor {name}: {error}") from error
         return tensor
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """See ``Checkpoint``."""
+        tensor = self.load(name)
+        for rows in row_pieces(tuple(tensor.shape)):
+            piece = tensor[rows]
+            yield piece
+            drop_pages(piece.data_ptr(), piece.nbytes)
+
+    def files(self) -> list[Path]:
+        """See ``Checkpoint``."""
+        return self._files
 
     def quantised(self, name: str, dtype: torch.dtype) -> QuantisedWeight | None:
         """See ``Checkpoint``."""

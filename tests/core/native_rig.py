@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from orca_core.attention import AttentionBackend
 from orca_core.attention.reference import ReferenceAttention
 from orca_core.batch import Scheduled, build_batch
 from orca_core.kernels import KernelError, Kernels, find_kernels
-from orca_core.kernels.variants import VARIANTS, cpu_features
+from orca_core.kernels.variants import VARIANTS, cpu_features, load_variant
 from orca_core.kv import KVManager, KVPool
 from orca_core.models import AnyDecoder
 from orca_core.request import Request
@@ -22,12 +22,27 @@ CPU = torch.device("cpu")
 
 def kernels_or_skip() -> Kernels:
     """Skips the test where CPU or compiler are missing, and only then: kernels that do not compile are a failure."""
+    return _found(find_kernels)
+
+
+def _found(find: Callable[[], Kernels]) -> Kernels:
     try:
-        return find_kernels()
+        return find()
     except KernelError as error:
         if any(variant.needs <= cpu_features() for variant in VARIANTS) and "failed" in str(error):
             raise
         pytest.skip(str(error))
+
+
+def every_variant() -> list[str]:
+    """What this machine can compile and run; parameters of a test for which all must give the same."""
+    return [variant.name for variant in VARIANTS if variant.needs <= cpu_features()] or ["none"]
+
+
+def variant_or_skip(name: str) -> Kernels:
+    """One of ``every_variant``; skips as ``kernels_or_skip`` does."""
+    named = [each for each in VARIANTS if each.name == name]
+    return _found(lambda: load_variant(named[0])) if named else kernels_or_skip()
 
 
 def difference(ours: torch.Tensor, oracle: torch.Tensor) -> float:

@@ -85,7 +85,7 @@ def test_without_them_quantised_weights_are_dequantised_once(
 ) -> None:
     """Same values as in the kernels, but for rounding; and the log says that they are as large as ever."""
     calmed(tiny_llama(vocab_size=N_VOCAB)).bfloat16().save_pretrained(tmp_path)
-    native = Rig(NativeDecoder(load(tmp_path, "bfloat16", quantization=quantization), kernels_or_skip()))
+    native = Rig(NativeDecoder.taking(load(tmp_path, "bfloat16", quantization=quantization), kernels_or_skip()))
     monkeypatch.setenv("ORCA_KERNELS", "off")
     given = load(tmp_path, "bfloat16", quantization=quantization)
     with caplog.at_level(logging.WARNING):

@@ -67,9 +67,6 @@ class Block {
   }
 
   void pack_values(const bf16* values, Desk& desk) const {
-    const __m512i evens = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i odds = _mm512_add_epi16(evens, _mm512_set1_epi16(16));
     for (int dim = 0; dim < desk.width; dim += 32) {
       const __mmask32 mask = first_halves(desk.width - dim);
       pair* to = desk.values + dim / kPanel * (kBlock / 2) * kPanel;
@@ -77,8 +74,9 @@ class Block {
         const __m512i one = _mm512_maskz_loadu_epi16(mask, values + where_[key] + dim);
         const __m512i two =
             key + 1 < n_ ? _mm512_maskz_loadu_epi16(mask, values + where_[key + 1] + dim) : _mm512_setzero_si512();
-        _mm512_store_si512(to + key / 2 * kPanel, _mm512_permutex2var_epi16(one, evens, two));
-        _mm512_store_si512(to + key / 2 * kPanel + kLanes, _mm512_permutex2var_epi16(one, odds, two));
+        __m512i pairs[2];
+        interleave(one, two, pairs);
+        _mm512_store_si512(to + key / 2 * kPanel, pairs[0]), _mm512_store_si512(to + key / 2 * kPanel + kLanes, pairs[1]);
       }
     }
   }

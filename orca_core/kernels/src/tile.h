@@ -18,6 +18,7 @@ struct Ahead {
   size_t step;
 };
 
+#ifdef __AVX512F__
 // Fetch: whether to ask for anything at all.
 template <int R, bool Fetch = true>
 inline __attribute__((always_inline)) void multiply(
@@ -38,6 +39,72 @@ inline __attribute__((always_inline)) void multiply(
     }
   }
 }
+
+#else
+// N rows times 8 * V columns of the panel: more sums than 12 do not fit into AVX2's 16 registers.
+template <int N, int V, bool Fetch>
+inline __attribute__((always_inline)) void multiply_part(const pair* x, size_t stride, const pair* panel, int n_pairs,
+                                                         Ahead ahead, __m256 (&sums)[N][V]) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const char* fetch = ahead.from;
+  for (int k = 0; k < n_pairs; ++k, panel += kPanel) {
+    if (Fetch) {
+      _mm_prefetch(fetch, _MM_HINT_T0);
+      _mm_prefetch(fetch + 64, _MM_HINT_T0);
+      fetch += ahead.step;
+    }
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      const auto one_of = [&](__m256i pairs) {
+        return _mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, upper) : _mm256_slli_epi32(pairs, 16));
+      };
+      __m256 columns[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        columns[v] = one_of(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 8 * v)));
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < N; ++r) {
+        const __m256 value = one_of(_mm256_set1_epi32(static_cast<int>(x[r * stride + k])));
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[r][v] = _mm256_fmadd_ps(value, columns[v], sums[r][v]);
+      }
+    }
+  }
+}
+
+// Rows [First, First + N) of R. A few take all columns at once, more take them half by half.
+template <int First, int N, bool Fetch, int R>
+inline __attribute__((always_inline)) void multiply_rows(const pair* x, size_t stride, const pair* panel, int n_pairs,
+                                                         Ahead ahead, __m512 (&sums)[R][2]) {
+  constexpr int kHalves = N <= 3 ? 2 : 1;
+  for (int half = 0; half < 2; half += kHalves) {
+    __m256 part[N][2 * kHalves];
+    for (int r = 0; r < N; ++r) {
+      for (int i = 0; i < kHalves; ++i) {
+        part[r][2 * i] = sums[First + r][half + i].low, part[r][2 * i + 1] = sums[First + r][half + i].high;
+      }
+    }
+    const pair* from = panel + half * kLanes;
+    if (half == 0) {
+      multiply_part<N, 2 * kHalves, Fetch>(x + First * stride, stride, from, n_pairs, ahead, part);
+    } else {
+      multiply_part<N, 2 * kHalves, false>(x + First * stride, stride, from, n_pairs, ahead, part);
+    }
+    for (int r = 0; r < N; ++r) {
+      for (int i = 0; i < kHalves; ++i) sums[First + r][half + i] = {part[r][2 * i], part[r][2 * i + 1]};
+    }
+  }
+}
+
+template <int R, bool Fetch = true>
+inline __attribute__((always_inline)) void multiply(
+    const pair* x, size_t stride, const pair* panel, int n_pairs, Ahead ahead, __m512 (&sums)[R][2]) {
+  constexpr int kFirst = R <= 6 ? R : (R + 1) / 2;
+  multiply_rows<0, kFirst, Fetch>(x, stride, panel, n_pairs, ahead, sums);
+  if constexpr (R > kFirst) multiply_rows<kFirst, R - kFirst, false>(x, stride, panel, n_pairs, ahead, sums);
+}
+#endif
 
 // Calls `body` with a constant of type integral_constant<int, n> for 1 <= n <= kMaxRows.
 template <int R>

@@ -11,12 +11,12 @@ import torch
 from orca_core.attention.base import AttentionSpec
 from orca_core.attention.cpu import c_spec
 from orca_core.kernels import Heads, Kernels, SpanTable
-from tests.core.native_rig import difference, kernels_or_skip
+from tests.core.native_rig import difference, every_variant, variant_or_skip
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return kernels_or_skip()
+@pytest.fixture(scope="module", params=every_variant())
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return variant_or_skip(request.param)
 
 
 def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

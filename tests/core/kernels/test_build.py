@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from orca_core.kernels import build as build_module
+from orca_core.kernels import variants
 from orca_core.kernels.__main__ import main
 from orca_core.kernels.build import KernelError, build, default_cache, find_compiler
 from orca_core.kernels.variants import SWITCH, VARIANTS, choose_variant, cpu_features, find_kernels
 
+HASWELL = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2"})
+ZEN4 = HASWELL | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
 COMPILER = """#!/bin/sh
 if [ "$1" = --version ]; then echo "stand-in $VERSION"; exit 0; fi
 echo called >> {log}
@@ -161,7 +164,7 @@ def test_what_an_image_holds_is_used_though_nobody_may_write_there(
     def read_only(_: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(build_module, "_lock", read_only)
+    monkeypatch.setattr(build_module, "locked", read_only)
     assert build((), compiler=path, cache=cache) == made
     with pytest.raises(KernelError, match="Read-only"):
         build(("-other",), compiler=path, cache=cache)
@@ -177,9 +180,9 @@ def test_all_that_a_kind_of_machine_may_need_is_compiled_for_an_image(
     monkeypatch.setenv("ORCA_KERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     main()
-    (variant,) = VARIANTS
-    assert capsys.readouterr().out == f"{variant.name}: {build(variant.flags)}\n"
-    assert calls(tmp_path) == 1
+    lines = [f"{variant.name}: {build(variant.flags)}\n" for variant in VARIANTS]
+    assert capsys.readouterr().out == "".join(lines)
+    assert calls(tmp_path) == len(VARIANTS) > 1
     monkeypatch.setattr("platform.machine", lambda: "none")
     main()
     assert capsys.readouterr().out == ""
@@ -236,8 +239,42 @@ def test_features_are_read_from_the_first_cpu(tmp_path: Path) -> None:
 
 
 def test_a_cpu_without_the_instructions_gets_none() -> None:
-    (variant,) = VARIANTS
-    assert choose_variant(variant.needs | {"more"}, "x86_64") is variant
-    for features, machine in ((variant.needs - {"avx512_bf16"}, "x86_64"), (variant.needs, "aarch64")):
+    last = VARIANTS[-1]
+    for features, machine in (
+        (last.needs - {"avx2"}, "x86_64"),
+        (frozenset(), "x86_64"),
+        (ZEN4, "aarch64"),
+        (ZEN4, ""),
+    ):
         with pytest.raises(KernelError, match="none of the instruction sets"):
             choose_variant(features, machine)
+
+
+def test_an_arm_machine_computes_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr(variants, "cpu_features", lambda: frozenset({"fp", "asimd", "bf16", "sve"}))
+    monkeypatch.setattr(variants, "build", lambda _: pytest.fail("was compiled"))
+    with pytest.raises(KernelError, match="none of the instruction sets"):
+        find_kernels()
+
+
+@pytest.mark.parametrize(("features", "name"), [
+    (ZEN4, "avx512_bf16"), (ZEN4 | {"amx_bf16", "amx_tile"}, "avx512_bf16"), (ZEN4 - {"avx512_bf16"}, "avx512"),
+    (ZEN4 - {"avx512vl"}, "avx2"), (HASWELL, "avx2"),
+])  # fmt: skip
+def test_a_cpu_gets_the_best_it_can_run(features: frozenset[str], name: str) -> None:
+    assert choose_variant(features, "x86_64").name == name
+
+
+def test_a_variant_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(variants, "load_variant", lambda variant: loaded.append(variant.name))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(variants, "cpu_features", lambda: ZEN4)
+    for name in ("", "avx2", "AVX512"):
+        monkeypatch.setenv(SWITCH, name)
+        find_kernels()
+    assert loaded == ["avx512_bf16", "avx2", "avx512"]
+    monkeypatch.setattr(variants, "cpu_features", lambda: HASWELL)
+    with pytest.raises(KernelError, match=r"\(avx512\)"):  # by its name, too, only where it runs
+        find_kernels()

@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from orca_core.kernels import Kernels
-from tests.core.native_rig import difference, kernels_or_skip
+from tests.core.native_rig import difference, every_variant, kernels_or_skip, variant_or_skip
 
 ROWS = (*range(1, 14), 23, 24, 25, 60)
 """All row counts of one pass, and passes of unequal size."""
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return kernels_or_skip()
+@pytest.fixture(scope="module", params=every_variant())
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return variant_or_skip(request.param)
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(1, 2), (31, 64), (32, 30), (33, 66), (100, 48), (960, 576), (70, 1536)])
@@ -87,8 +87,9 @@ def product_on_two_threads(kernels: Kernels, weight: torch.Tensor, x: torch.Tens
     return kernels.apply(kernels.pack(weight), x)
 
 
-def test_a_forked_child_has_workers_of_its_own(kernels: Kernels) -> None:
+def test_a_forked_child_has_workers_of_its_own() -> None:
     """Its parent's did not come with it, and waiting for them would be for ever."""
+    kernels = kernels_or_skip()
     weight, x = torch.randn(300, 64).bfloat16(), torch.randn(5, 64).bfloat16()
     before = torch.get_num_threads()
     expected = product_on_two_threads(kernels, weight, x)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from orca_core.kernels import Kernels
 from orca_core.quantised import GROUP, Format, QuantisedWeight, quantise, two_in_a_byte
-from tests.core.native_rig import difference, kernels_or_skip
+from tests.core.native_rig import difference, every_variant, variant_or_skip
 
 FORMATS = {
     "int8": Format(8, grouped=False),
@@ -23,9 +23,9 @@ FORMATS = {
 ROWS = (*range(1, 14), 23, 24, 25, 40)
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return kernels_or_skip()
+@pytest.fixture(scope="module", params=every_variant())
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return variant_or_skip(request.param)
 
 
 def weight_of(kind: Format, n_out: int, n_in: int, seed: int = 0) -> QuantisedWeight:

@@ -14,7 +14,7 @@ import torch
 
 from orca_core.kernels import DRAW, Kernels
 from orca_core.sampling import SampledToken, sample
-from tests.core.native_rig import kernels_or_skip
+from tests.core.native_rig import every_variant, variant_or_skip
 from tests.core.sampling_rows import random_logits, row
 
 FILTERS: tuple[dict[str, Any], ...] = (
@@ -25,9 +25,9 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    return kernels_or_skip()
+@pytest.fixture(scope="module", params=every_variant())
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return variant_or_skip(request.param)
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 1023, 1024, 1025, 49152, 151_936])

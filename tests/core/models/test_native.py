@@ -48,7 +48,7 @@ def saved(folder: Path, name: str) -> Path:
 def test_is_near_float32(kernels: Kernels, name: str, quantization: Quantization, tmp_path: Path) -> None:
     """Of the same integers where there are some: torch computes with what they stand for."""
     folder = saved(tmp_path, name)
-    native = Rig(NativeDecoder(load(folder, "bfloat16", quantization=quantization), kernels))
+    native = Rig(NativeDecoder.taking(load(folder, "bfloat16", quantization=quantization), kernels))
     wide = Rig(load(folder, quantization=quantization))
     ours, theirs = (torch.stack([rig.logits("a", IDS[:n]) for n in (1, 2, 20, 40, 150)]) for rig in (native, wide))
     assert difference(ours, theirs) < TOLERANCE
@@ -58,7 +58,7 @@ def test_is_near_float32(kernels: Kernels, name: str, quantization: Quantization
 def test_other_families_keep_torch_and_attend_natively(kernels: Kernels, name: str, tmp_path: Path) -> None:
     folder = saved(tmp_path, name)
     decoder = load(folder, "bfloat16")
-    assert why_not_native(decoder) is not None
+    assert why_not_native(decoder, decoder.weights.layers[0]) is not None
     native, wide = Rig(decoder, NativeAttention(kernels)), Rig(load(folder))
     assert difference(native.logits("a", IDS), wide.logits("a", IDS)) < 2 * TOLERANCE  # torch rounds more often
 
@@ -69,7 +69,7 @@ def windowed(
 ) -> NativeDecoder:
     """Layers with and without windows and rope."""
     folder = saved(tmp_path_factory.mktemp("smollm3"), "smollm3-windows")
-    return NativeDecoder(load(folder, "bfloat16", quantization=request.param), kernels)
+    return NativeDecoder.taking(load(folder, "bfloat16", quantization=request.param), kernels)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -108,7 +108,7 @@ def test_threads_change_no_bit(windowed: NativeDecoder) -> None:
 def test_weights_are_there_once(kernels: Kernels, tmp_path: Path) -> None:
     decoder = load(saved(tmp_path, "llama-tied"), "bfloat16")
     n_parameters, layer = decoder.n_parameters, decoder.weights.layers[0]
-    native = NativeDecoder(decoder, kernels)
+    native = NativeDecoder.taking(decoder, kernels)
     assert native.n_parameters == n_parameters
     for tensor in (decoder.weights.embedding, layer.qkv.weight, layer.gate_up.weight, layer.down.weight):
         assert tensor.untyped_storage().nbytes() == 0
@@ -135,7 +135,8 @@ def other_models_batch() -> tuple[Batch, KVPool, ReferenceAttention]:
 
 def test_float32_is_not_computed(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
-    assert why_not_native(load(tmp_path)) == "it is in float32, not bfloat16"
+    decoder = load(tmp_path)
+    assert why_not_native(decoder, decoder.weights.layers[0]) == "it is in float32, not bfloat16"
 
 
 # --- the embedded model ----------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_the_embedded_model_says_what_float32_says(kernels: Kernels) -> None:
     ids = Tokenizer.load(source).encode("The whale that hunts whales is called an orca. It lives in all oceans, ")
     decoder = load_model(source, dtype="bfloat16", device=CPU)
     oracle = all_logits(widened(decoder), ids)
-    native = teacher_forced(Rig(NativeDecoder(decoder, kernels), block_size=16), ids)
+    native = teacher_forced(Rig(NativeDecoder.taking(decoder, kernels), block_size=16), ids)
     assert difference(native, oracle) < TOLERANCE
     assert (native.argmax(-1) == oracle.argmax(-1)).float().mean() > 0.9
 

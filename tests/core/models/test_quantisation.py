@@ -74,7 +74,7 @@ def test_weights_are_there_once_and_are_small(kernels: Kernels, quantization: Qu
     decoder = load(tmp_path, "bfloat16", quantization=quantization)
     parts, n_bytes = quantised_parts(decoder), decoder.weight_bytes
     assert len(parts) == 4 * 3 + 1
-    native = NativeDecoder(decoder, kernels)
+    native = NativeDecoder.taking(decoder, kernels)
     assert [part.nbytes for part in parts if part.integers.untyped_storage().nbytes()] == []
     assert native.weight_bytes == n_bytes == sum(part.nbytes for part in parts) + 2 * 7 * 48
     assert native.n_parameters == load(tmp_path).n_parameters
@@ -135,7 +135,7 @@ def test_blocks_of_a_file_are_not_rounded_again(
         if isinstance(ours, QuantisedWeight):
             assert torch.equal(ours._wide(slice(None)), plain(theirs))
     assert len(quantised_parts(made)) == 4 * 3 + (1 if made.config.tied_head else 2)
-    rigs = (Rig(NativeDecoder(made, kernels)), Rig(wide))
+    rigs = (Rig(NativeDecoder.taking(made, kernels)), Rig(wide))
     ours, theirs = (torch.stack([rig.logits("a", IDS[:n]) for n in (1, 5, 20, 60)]) for rig in rigs)
     assert difference(ours, theirs) < 1e-2
 
