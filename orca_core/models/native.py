@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final
 
 import torch
@@ -10,7 +11,7 @@ from orca_core.attention.base import AttentionBackend
 from orca_core.attention.cpu import c_spec, span_table
 from orca_core.batch import Batch
 from orca_core.kernels import Heads, Kernels, PackedLinear
-from orca_core.kernels.structs import CBatch, CHeads, CLayer, CModel, CRope
+from orca_core.kernels.structs import CBatch, CHeads, CLayer, CModel, CRope, CTimes
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.decoder import Decoder
 from orca_core.models.layers import LayerWeights, Linear, Norm
@@ -51,6 +52,8 @@ class NativeDecoder:
 
     A row's logits do not depend on what is computed beside it, on how its prompt was cut into pieces, or on the number
     of threads, to the last bit.
+
+    ``times``: where the time of iterations goes is added to it; ``None``, as it is at first: nobody asks.
     """
 
     def __init__(self, decoder: Decoder, kernels: Kernels) -> None:
@@ -64,6 +67,7 @@ class NativeDecoder:
         self._kept: list[torch.Tensor | PackedLinear] = []  # what the structures point to
         self._ropes = decoder.rope_tables
         self._model = self._take(decoder)
+        self.times: CTimes | None = None
         self._pool: KVPool | None = None
         self._logits = torch.empty(0, self.config.vocab_size)
 
@@ -84,6 +88,7 @@ class NativeDecoder:
         self._kernels.forward(self._model, CBatch(
             batch.tokens.data_ptr(), batch.slots.data_ptr(), ropes, table.c(), batch.sample_rows.data_ptr(),
             samples.data_ptr(), self._logits.data_ptr(), batch.n_tokens, n_samples, torch.get_num_threads(),
+            None if self.times is None else ctypes.pointer(self.times),
         ))  # fmt: skip
         return self._capped(self._logits[:n_samples]) if n_samples else None
 
