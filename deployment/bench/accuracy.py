@@ -13,11 +13,15 @@ from rich.table import Table
 from deployment.bench.perplexity import MAX_BATCH, read_aloud, windows
 from deployment.bench.perplexity import TEXT as FIRST_CHAPTER
 from orca_core.attention.reference import ReferenceAttention
+from orca_core.batch import Scheduled, build_batch
 from orca_core.config import Quantization
 from orca_core.cpu import Compute, choose_compute
+from orca_core.kv import KVManager, KVPool
 from orca_core.models import Decoder, load_model
 from orca_core.quantised import QuantisedWeight
+from orca_core.request import Request
 from orca_core.source import ModelSource
+from orca_core.types import GenerationRequest
 
 TEXTS: Final = (FIRST_CHAPTER, Path(__file__).parent / "accuracy.txt")
 """The first two chapters of Pride and Prejudice (Jane Austen, 1813)."""
@@ -105,19 +109,31 @@ def _oracle(source: ModelSource, quantization: Quantization) -> Decoder:
 
 @torch.inference_mode()
 def measure_accuracy(ours: Compute, oracle: Decoder, pieces: Sequence[Sequence[int]]) -> Accuracy:
-    """Both read the same text, place by place; what they say never matters. ``oracle``: in torch, float32."""
+    """Both read the same text: ``ours`` as increments side by side, ``oracle`` (torch, float32) each piece at once."""
     differences, lengths, gaps = [], [], []
-    mine = read_aloud(ours.decoder, ours.attention, pieces)
-    for (got, _), (exact, _) in zip(mine, read_aloud(oracle, ReferenceAttention(), pieces), strict=True):
+    hidden = [_hidden(oracle, piece[:-1]) for piece in pieces]
+    for place, (got, _) in enumerate(read_aloud(ours.decoder, ours.attention, pieces)):
+        exact = oracle.logits(torch.stack([rows[place] for rows in hidden if place < len(rows)]))
         differences.append((got - exact).norm(dim=1))
         lengths.append(exact.norm(dim=1))
-        chosen = exact.gather(1, got.argmax(1, keepdim=True)).squeeze(1)
-        gaps.append(exact.amax(1) - chosen)
+        gaps.append(exact.amax(1) - exact.gather(1, got.argmax(1, keepdim=True)).squeeze(1))
     difference, length, gap = torch.cat(differences), torch.cat(lengths), torch.cat(gaps)
     return Accuracy(
         len(gap), float(difference.norm() / length.norm()), float((difference / length).max()),
         float((gap == 0).double().mean()), float(gap.max()),
     )  # fmt: skip
+
+
+def _hidden(oracle: Decoder, ids: Sequence[int]) -> torch.Tensor:
+    """Rows ``[n_tokens, hidden]`` of a text, from which its logits follow: these would fill the memory."""
+    kv = KVManager(len(ids) + 1, len(ids), 1)
+    request = Request(GenerationRequest("oracle", tuple(ids), 1, seed=0), 0.0)
+    kv.reserve(request.request_id, request.total_tokens)
+    request.admit(0.0)
+    attention, pool = ReferenceAttention(), KVPool(oracle.kv_shape, kv.n_blocks, kv.block_size, oracle.device)
+    batch = build_batch([Scheduled(request, len(ids))], kv, oracle.device)
+    attention.prepare(batch)
+    return oracle.forward(batch, pool, attention)
 
 
 def misses(found: Sequence[Found]) -> list[str]:

@@ -17,7 +17,7 @@ from deployment.bench.roofline import Subject
 from deployment.bench.shapes import Point, Shape
 
 SCHEMA: Final = "orca-serve/bench-roofline/1"
-_NAMES: Final = {"norm_rope_activation": "norm", "hand_over": "hand"}
+_NAMES: Final = {"norm_rope_activation": "norm", "scheduler": "choice", "hand_over": "hand"}
 """Of parts, where a column is narrow."""
 _COLORS: Final = dict(zip(
     PARTS, ("#4f87b8", "#d95f02", "#86aed1", "#66a61e", "#a6761d", "#e6ab02", "#7570b3", "#999999"), strict=True,

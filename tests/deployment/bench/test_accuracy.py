@@ -50,7 +50,8 @@ def test_it_is_the_distance_from_what_transformers_says(folder: Path) -> None:
 
 def test_float32_is_itself(folder: Path) -> None:
     found = measure_accuracy(Compute(load(folder), ReferenceAttention()), load(folder), windows(IDS, 25))
-    assert found == Accuracy(57, 0.0, 0.0, 1.0, 0.0)
+    assert (found.n_positions, found.agreement, found.worst_gap) == (57, 1.0, 0.0)
+    assert found.worst_error < 1e-5
 
 
 def test_rounding_the_weights_counts_in_one_oracle_only(folder: Path) -> None:
@@ -94,11 +95,11 @@ def test_the_kernels_are_near_float32_on_real_text() -> None:
     kernels_or_skip()
     source = resolve_source(EMBEDDED_MODEL)
     ids = Tokenizer.load(source).encode(TEXTS[0].read_text())
-    ours, pieces = load_ours(source, "none"), accuracy.pieces_of(ids, 192)
+    ours, pieces = load_ours(source, "none"), accuracy.pieces_of(ids, 128)
     oracle = load_model(source, dtype="float32", device=torch.device("cpu"))
     for weight in oracle.weights.tensors():
         weight.copy_(weight.bfloat16())  # type: ignore[union-attr]
     found = measure_accuracy(ours, oracle, pieces)
     assert type(ours.decoder).__name__ == "NativeDecoder"
-    assert found.n_positions == 192
+    assert found.n_positions == 128
     assert found.misses() == []
