@@ -101,7 +101,7 @@ class Roofline:
             timed = self._run(shape, None)
             laps = Laps()
             self._run(shape, laps)
-        watched = sorted((turn for turn in laps.turns if turn), key=lambda turn: sum(turn.values()))
+        watched = sorted(laps.turns, key=lambda turn: sum(turn.values()))
         half = watched[: -(-len(watched) // 2)]
         means = {part: statistics.fmean(turn[part] for turn in half) for part in PARTS}
         whole = sum(means.values())
