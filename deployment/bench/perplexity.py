@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,8 @@ from orca_core.types import GenerationRequest
 TEXT: Final = Path(__file__).parent / "perplexity.txt"
 """The first chapter of Pride and Prejudice (Jane Austen, 1813)."""
 _BLOCK_SIZE: Final = 16
-_MAX_BATCH: Final = 16
+MAX_BATCH: Final = 16
+"""Pieces side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,27 @@ def measure_perplexity(
     if n_tokens < 1:
         raise ValueError("the text has fewer than two tokens")
     loss = sum(
-        _loss(decoder, attention, pieces[begin : begin + _MAX_BATCH]) for begin in range(0, len(pieces), _MAX_BATCH)
+        _loss(decoder, attention, pieces[begin : begin + MAX_BATCH]) for begin in range(0, len(pieces), MAX_BATCH)
     )
     return Perplexity(quantization, type(decoder).__name__, decoder.weight_bytes, n_tokens, math.exp(loss / n_tokens))
 
 
 def _loss(decoder: AnyDecoder, attention: AttentionBackend, pieces: Sequence[Sequence[int]]) -> float:
-    """The sum of -log p of all tokens but the first of each piece, which are requests side by side."""
+    """The sum of -log p of all tokens but the first of each piece."""
+    return sum(
+        float(F.cross_entropy(logits.to(torch.float64), following, reduction="sum"))
+        for logits, following in read_aloud(decoder, attention, pieces)
+    )
+
+
+def read_aloud(
+    decoder: AnyDecoder, attention: AttentionBackend, pieces: Sequence[Sequence[int]]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pieces as requests side by side, place by place. Call in inference mode.
+
+    Yields logits, float32 ``[n, vocab]``, valid until the next ones, of the pieces that have a next token; and that
+    token, int64 ``[n]``.
+    """
     kv = KVManager(sum(len(piece) for piece in pieces), _BLOCK_SIZE, len(pieces))
     pool = KVPool(decoder.kv_shape, kv.n_blocks, _BLOCK_SIZE, decoder.device)
     running = []
@@ -74,19 +89,16 @@ def _loss(decoder: AnyDecoder, attention: AttentionBackend, pieces: Sequence[Seq
         kv.reserve(request.request_id, request.total_tokens)
         request.admit(0.0)
         running.append((request, piece))
-    loss = 0.0
     for place in range(1, max(len(piece) for piece in pieces)):
         running = [(request, piece) for request, piece in running if place < len(piece)]
         batch = build_batch([Scheduled(request, 1) for request, _ in running], kv, decoder.device)
         logits = decoder.next_logits(batch, pool, attention)
         if logits is None:
             raise ValueError("no row of an increment was sampled from")
-        following = torch.tensor([piece[place] for _, piece in running], device=logits.device)
-        loss += float(F.cross_entropy(logits.to(torch.float64), following, reduction="sum"))
+        yield logits, torch.tensor([piece[place] for _, piece in running], device=logits.device)
         for request, piece in running:
             request.advance(1)
             request.append(piece[place], 0.0)
-    return loss
 
 
 def perplexity_table(found: Sequence[Perplexity]) -> Table:

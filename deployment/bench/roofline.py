@@ -1,195 +1,186 @@
-"""How near an iteration on a CPU comes to what the machine allows: the time to read, or to multiply, what it has to."""
+"""How near an iteration on a CPU comes to what the machine allows: the time to read, or to multiply, what it has to.
+
+What is timed are turns of a whole engine, from one choice of a batch to the next: scheduler, batch, model, sampling,
+text and hand-over to readers in another thread.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import torch
-from rich.table import Table
 
+from deployment.bench.ceilings import Ceilings
+from deployment.bench.laps import PARTS, BenchExecutor, Laps, timed_scheduler
 from deployment.bench.machine import CpuShares
-from orca_core.attention import AttentionBackend, AttentionSpec
-from orca_core.batch import Batch, Scheduled, build_batch
-from orca_core.kernels import KernelError, find_kernels
+from deployment.bench.shapes import N_WARM, Point, Shape, floor_s
+from orca_core.attention import AttentionBackend
+from orca_core.config import Dtype, EngineConfig, Quantization
+from orca_core.cpu import Compute, choose_compute
+from orca_core.engine import Engine
+from orca_core.errors import ModelLoadError
+from orca_core.executor import LoadedModel
+from orca_core.iterations import Iteration
+from orca_core.kernels import Kernels
 from orca_core.kv import KVManager, KVPool
-from orca_core.models import AnyDecoder
-from orca_core.request import Request
-from orca_core.types import GenerationRequest
+from orca_core.models import AnyDecoder, load_model
+from orca_core.results import collect
+from orca_core.scheduler import Scheduler
+from orca_core.source import resolve_source
+from orca_core.tokenizer import Tokenizer
+from orca_core.types import ModelInfo, SamplingParams
 
-_BLOCK_SIZE: Final = 16
-_CONTEXT: Final = 192
-_MATRIX: Final = (512, 1024, 3072)
-"""Rows, inputs and outputs of the product that torch is timed on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the machine can do. ``read_gb_s``: by method, the best of several; ``product_gflop_s``: bfloat16, too."""
-
-    read_gb_s: dict[str, float]
-    product_gflop_s: dict[str, float]
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The fastest way to read."""
-        return max(self.read_gb_s.values()) * 1e9
-
-    @property
-    def flop_per_s(self) -> float:
-        """The fastest way to multiply."""
-        return max(self.product_gflop_s.values()) * 1e9
+BLOCK_SIZE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One shape of iteration. ``ms``: the best of ``n_runs``; ``attention_ms``: of it, as measured by itself.
+class Subject:
+    """The model that is measured. ``name``: as it was asked for. ``has_text``: most of its tokens do."""
 
-    ``read_ms``, ``product_ms``: reading weights, K and V once, and multiplying, at the ceilings. The floor is the
-    larger of the two.
-    """
+    name: str
+    quantization: Quantization
+    compute: Compute
+    tokenizer: Tokenizer
+    has_text: bool
 
-    kind: str
-    n_requests: int
-    n_rows: int
-    context: int
-    ms: float
-    attention_ms: float
-    read_ms: float
-    product_ms: float
-    n_runs: int
-    foreign_cpu: float
+    @classmethod
+    def load(cls, name: str, dtype: Dtype, quantization: Quantization) -> Self:
+        """Onto the CPU. A folder without a tokenizer will do: tokens then have no text.
+
+        Raises ``ModelLoadError`` and its kin.
+        """
+        source = resolve_source(name)
+        loaded = load_model(source, dtype=dtype, device=torch.device("cpu"), quantization=quantization)
+        try:
+            tokenizer = Tokenizer.load(source)
+        except ModelLoadError:
+            tokenizer = _wordless()
+        has_text = 2 * tokenizer.vocab_size >= loaded.config.vocab_size
+        return cls(name, quantization, choose_compute(loaded), tokenizer, has_text)
 
     @property
-    def floor_ms(self) -> float:
-        """What no iteration of this shape can beat."""
-        return max(self.read_ms, self.product_ms)
-
-    @property
-    def of_floor(self) -> float:
-        """1.0 = as fast as the machine allows."""
-        return self.ms / self.floor_ms
+    def dtype(self) -> str:
+        """That it computes in."""
+        return str(self.compute.decoder.dtype).removeprefix("torch.")
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"floor_ms": self.floor_ms, "of_floor": self.of_floor}
-
-
-def measure_ceilings(n_bytes: int, n_runs: int) -> Ceilings:
-    """Over ``n_bytes`` of memory, which must be more than the caches hold; on the threads torch has."""
-    n_threads = torch.get_num_threads()
-    memory = torch.ones(n_bytes // 8, dtype=torch.int64)
-    reads = {"torch sum": n_bytes / _best(memory.sum, n_runs) / 1e9}
-    rows, n_in, n_out = _MATRIX
-    x, weight = torch.randn(rows, n_in).bfloat16(), torch.randn(n_out, n_in).bfloat16()
-    seconds = _best(lambda: torch.nn.functional.linear(x, weight), 4 * n_runs)
-    products = {"torch linear": 2 * rows * n_in * n_out / seconds / 1e9}
-    try:
-        kernels = find_kernels()
-    except KernelError:
-        return Ceilings(reads, products)
-    for threads in sorted({1, n_threads}):
-        for name, prefetch in (("loads", False), ("prefetched loads", True)):
-            rates = [kernels.read_rate(memory, prefetch=prefetch, n_threads=threads) for _ in range(n_runs)]
-            reads[f"{name}, {threads} thread(s)"] = max(rates) / 1e9
-        products[f"instruction, {threads} thread(s)"] = max(kernels.product_rate(threads) for _ in range(n_runs)) / 1e9
-    packed = kernels.pack(weight)
-    products["packed linear"] = 2 * rows * n_in * n_out / _best(lambda: kernels.apply(packed, x), 4 * n_runs) / 1e9
-    return Ceilings(reads, products)
+        """For JSON, at each point."""
+        return {"model": self.name, "dtype": self.dtype, "quantization": self.quantization}
 
 
 class Roofline:
-    """Runs single iterations of a decoder over a pool of its own."""
+    """Runs an engine over a pool of its own, in which each of ``shapes`` fits.
 
-    def __init__(self, decoder: AnyDecoder, attention: AttentionBackend, ceilings: Ceilings, n_slots: int) -> None:
-        self._decoder = decoder
-        self._attention = attention
+    ``n_turns``: that are looked at, of each shape, twice: timed alone, and watched. Initiations stop after
+    ``enough_s`` seconds, but not before the second.
+    """
+
+    def __init__(
+        self, subject: Subject, ceilings: Ceilings, shapes: Sequence[Shape], n_turns: int, enough_s: float
+    ) -> None:
+        self._subject = subject
         self._ceilings = ceilings
-        self._kv = KVManager(n_slots, _BLOCK_SIZE, 64)
-        self._pool = KVPool(decoder.kv_shape, self._kv.n_blocks, _BLOCK_SIZE, decoder.device)
+        self._n_turns = n_turns
+        self._enough_s = enough_s
+        self._n_slots = n_slots = max(shape.n_slots(n_turns) for shape in shapes)
+        self._max_batch_size = max_batch_size = max(shape.batch for shape in shapes)
+        decoder = subject.compute.decoder
+        self._pool = KVPool(
+            decoder.kv_shape, KVManager.blocks_needed(n_slots, BLOCK_SIZE, max_batch_size), BLOCK_SIZE, decoder.device
+        )
+        for tensor in (*self._pool.keys, *self._pool.values):
+            tensor.copy_(torch.randn(tensor.shape[1:]))  # those of feigned prompts
 
-    def increments(self, n_requests: int, n_runs: int, context: int = _CONTEXT) -> Point:
-        """One more token for each of ``n_requests`` that have ``context`` tokens."""
-        return self._measure("increment", [(context - 1, 1)] * n_requests, n_runs)
-
-    def initiation(self, n_rows: int, n_runs: int) -> Point:
-        """A whole prompt."""
-        return self._measure("initiation", [(0, n_rows)], n_runs)
-
-    def _measure(self, kind: str, shapes: Sequence[tuple[int, int]], n_runs: int) -> Point:
-        config, shape = self._decoder.config, self._decoder.kv_shape
-        with self._batch(shapes) as batch, CpuShares() as shares, torch.inference_mode():
-            seconds = _best(lambda: self._decoder.next_logits(batch, self._pool, self._attention), n_runs)
-            q = torch.zeros(batch.n_tokens, config.n_heads, config.head_dim, dtype=self._decoder.dtype)
-            attention = _best(lambda: self._attend(batch, q), 8 * n_runs) * config.n_layers
-        contexts, n_rows = sum(span.context for span in batch.spans), batch.n_tokens
-        # every row sees half of its own piece and all that was there before
-        seen = sum(span.n_tokens * (span.context - span.n_tokens / 2) for span in batch.spans)
-        embedding = 0 if config.tied_head else config.vocab_size * config.hidden_size
-        head = config.vocab_size * config.hidden_size
-        weights = self._decoder.n_parameters - embedding
-        flop = 2.0 * (n_rows * (weights - head) + len(batch.spans) * head)
-        flop += 4.0 * seen * config.n_heads * config.head_dim * config.n_layers
-        n_bytes = self._decoder.weight_bytes + contexts * shape.bytes_per_slot
+    def measure(self, shape: Shape) -> Point:
+        """Time it, then watch it. Raises ``ValueError`` where no turn had that shape."""
+        with CpuShares() as shares:
+            timed = self._run(shape, None)
+            laps = Laps()
+            self._run(shape, laps)
+        watched = sorted(laps.turns, key=lambda turn: sum(turn.values()))
+        half = watched[: -(-len(watched) // 2)]
+        means = {part: statistics.fmean(turn[part] for turn in half) for part in PARTS}
+        whole = sum(means.values())
+        ms = 1000 * statistics.median(timed)
+        read_s, product_s = floor_s(self._subject.compute.decoder, shape, self._ceilings)
         return Point(
-            kind, len(batch.spans), n_rows, max(span.context for span in batch.spans), 1000 * seconds,
-            1000 * attention, 1000 * n_bytes / self._ceilings.bytes_per_s, 1000 * flop / self._ceilings.flop_per_s,
-            n_runs, shares.foreign,
+            shape, ms, 1000 * min(timed), 1000 * whole, {part: ms * mean / whole for part, mean in means.items()},
+            1000 * read_s, 1000 * product_s, len(timed), shares.foreign,
         )  # fmt: skip
 
-    def _attend(self, batch: Batch, q: torch.Tensor) -> torch.Tensor:
-        self._attention.prepare(batch)
-        return self._attention.attend(0, q, self._pool, batch, AttentionSpec(q.shape[-1] ** -0.5))
+    def _run(self, shape: Shape, laps: Laps | None) -> list[float]:
+        """Seconds of all turns of that shape that count; of ``laps``, only those are kept."""
+        seen: list[Iteration] = []
+        executor = BenchExecutor(*self._executor_parts(), laps, feign_initiation=shape.kind == "increment")
+        policy = Scheduler if laps is None else timed_scheduler(laps)
+        engine = Engine(self._config(shape), model=self._model(executor), policy=policy, on_iteration=seen.append)
+        with engine:
+            if shape.kind == "increment":
+                self._increments(engine, shape)
+            else:
+                self._initiations(engine, shape)
+        counted = [i for i, each in enumerate(seen[:-1]) if shape.is_of(each)][_warm_ups(shape) :]
+        if not counted:
+            raise ValueError(f"no turn of the engine was {shape}")
+        if laps is not None:
+            laps.turns = [laps.turns[i] for i in counted]
+        return [seen[i + 1].started_s - seen[i].started_s for i in counted]
 
-    @contextmanager
-    def _batch(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Batch]:
-        requests = []
-        for i, (before, n_rows) in enumerate(shapes):
-            ids = tuple((i + 7 * j) % self._decoder.config.vocab_size for j in range(before + n_rows))
-            request = Request(GenerationRequest(str(i), ids, 1, seed=0), 0.0)
-            if not self._kv.reserve(request.request_id, request.total_tokens):
-                raise ValueError(f"{len(shapes)} requests of {len(ids)} tokens do not fit into the pool")
-            request.admit(0.0)
-            if before:
-                self._kv.extend(request.request_id, before)
-                request.advance(before)
-            requests.append(request)
-        yield build_batch([Scheduled(r, n) for r, (_, n) in zip(requests, shapes, strict=True)], self._kv,
-                          self._decoder.device)  # fmt: skip
-        for request in requests:
-            self._kv.release(request.request_id)
+    def _increments(self, engine: Engine, shape: Shape) -> None:
+        """All at once; in the middle of the turns that count, they have ``context`` tokens."""
+        n_tokens = self._n_turns + N_WARM + 2  # one of the prompt, one that no turn follows
+        n_prompt = max(1, shape.context - N_WARM - (self._n_turns + 1) // 2)
+        self._generate(engine, shape.batch, n_prompt, n_tokens)
 
+    def _initiations(self, engine: Engine, shape: Shape) -> None:
+        """One after the other. A second token, or there would be no next turn to end the first."""
+        started = time.monotonic()
+        for done in range(self._n_turns + 1):
+            if done > 2 and time.monotonic() - started > self._enough_s:
+                return
+            self._generate(engine, 1, shape.context, 2)
 
-def _best(compute: Callable[[], object], n_runs: int) -> float:
-    """Seconds of the fastest of ``n_runs``, after one that does not count."""
-    compute()
-    times = []
-    for _ in range(n_runs):
-        started = time.perf_counter()
-        compute()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    def _generate(self, engine: Engine, n_requests: int, n_prompt: int, n_tokens: int) -> None:
+        vocab = self._subject.compute.decoder.config.vocab_size
+        params = SamplingParams(max_new_tokens=n_tokens, ignore_eos=True)
+        prompts = [[(i + 7 * j) % vocab for j in range(n_prompt)] for i in range(n_requests)]
+        requests = [engine.make_request(prompt, params) for prompt in prompts]
+        collect(requests, engine.submit_all(requests), lambda: None)
 
+    def _executor_parts(self) -> tuple[AnyDecoder, KVPool, AttentionBackend, Kernels | None]:
+        decoder, attention, kernels = self._subject.compute
+        return decoder, self._pool, attention, kernels
 
-def roofline_tables(ceilings: Ceilings, points: Sequence[Point]) -> list[Table]:
-    """The ceilings, and one row a shape."""
-    limits = Table(title="ceilings", box=None, header_style="bold")
-    for name in ("", "rate"):
-        limits.add_column(name, justify="right" if name else "left")
-    for name, rate in ceilings.read_gb_s.items():
-        limits.add_row(f"read: {name}", f"{rate:.1f} GB/s")
-    for name, rate in ceilings.product_gflop_s.items():
-        limits.add_row(f"bfloat16 product: {name}", f"{rate:.0f} GFLOP/s")
-    table = Table(title="iterations, ms", box=None, header_style="bold")
-    for name in ("requests x rows", "context", "all", "attention", "read", "product", "/floor", "foreign"):
-        table.add_column(name, justify="right")
-    for point in points:
-        rows = point.n_rows // point.n_requests
-        table.add_row(
-            f"{point.n_requests} x {rows}", str(point.context), f"{point.ms:.1f}", f"{point.attention_ms:.1f}",
-            f"{point.read_ms:.1f}", f"{point.product_ms:.1f}", f"{point.of_floor:.2f}", f"{point.foreign_cpu:.0%}",
+    def _config(self, shape: Shape) -> EngineConfig:
+        """Prompts are computed whole."""
+        return EngineConfig(
+            model=self._subject.name, max_batch_size=self._max_batch_size, n_slots=self._n_slots,
+            max_batch_tokens=max(self._max_batch_size, shape.batch * shape.context), block_size=BLOCK_SIZE,
+            prefix_cache=False,
         )  # fmt: skip
-    return [limits, table]
+
+    def _model(self, executor: BenchExecutor) -> LoadedModel:
+        config = self._subject.compute.decoder.config
+        info = ModelInfo(
+            self._subject.name, config.architecture, self._subject.dtype, config.vocab_size, self._n_slots,
+            self._n_slots, (), has_chat_template=False,
+        )  # fmt: skip
+        return LoadedModel(executor, self._subject.tokenizer, info)
+
+
+def _wordless() -> Tokenizer:
+    """Knows no token of any model."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+    from transformers import PreTrainedTokenizerFast
+
+    make: Any = PreTrainedTokenizerFast  # it has no types
+    return Tokenizer(make(tokenizer_object=Backend(models.WordLevel({"?": 0}))))
+
+
+def _warm_ups(shape: Shape) -> int:
+    return N_WARM if shape.kind == "increment" else 1

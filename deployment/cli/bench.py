@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from deployment.bench.workloads import WorkloadName
-from deployment.cli.bench_model import perplexity
+from deployment.cli.bench_model import accuracy, perplexity
 from deployment.cli.bench_plane import front, tax
-from orca_core.config import EMBEDDED_MODEL, Device, Dtype, EngineConfig, Quantization
+from deployment.cli.bench_roofline import roofline
+from orca_core.config import EMBEDDED_MODEL, Device, Dtype, EngineConfig
 from orca_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 
-for command in (front, perplexity, tax):
+for command in (accuracy, front, perplexity, roofline, tax):
     app.command()(command)
 
 
@@ -154,46 +155,6 @@ def exactness(
     Console(highlight=False).print(exactness_table(found, loaded.info.dtype))
     if json_file is not None:
         record = {"dtype": loaded.info.dtype, "circumstances": [each.record() for each in found]}
-        json_file.write_text(json.dumps(record, indent=1) + "\n")
-
-
-@app.command()
-def roofline(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and runs, less memory.")] = False,
-    model: Annotated[str, typer.Option(help="Embedded name, folder, .gguf file or hub id.")] = EMBEDDED_MODEL,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
-    quantization: Annotated[Quantization, typer.Option(help="Of the weights.")] = "none",
-    threads: Annotated[int | None, typer.Option(min=1, help="Torch threads on CPU; torch decides otherwise.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the record here.")] = None,
-) -> None:
-    """How near single iterations on this CPU come to what its memory and its arithmetic allow."""
-    import torch
-    from rich.console import Console
-
-    from deployment.bench.machine import describe_machine
-    from deployment.bench.roofline import Roofline, measure_ceilings, roofline_tables
-    from orca_core.cpu import choose_compute
-    from orca_core.models import load_model
-    from orca_core.source import resolve_source
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    n_runs = 5 if quick else 20
-    ceilings = measure_ceilings((1 if quick else 2) << 29, n_runs)
-    loaded = load_model(resolve_source(model), dtype=dtype, device=torch.device("cpu"), quantization=quantization)
-    decoder, attention, _ = choose_compute(loaded)
-    bench = Roofline(decoder, attention, ceilings, n_slots=8192)
-    points = [bench.increments(n, n_runs) for n in ((1, 4, 16) if quick else (1, 2, 4, 8, 12, 16, 24, 32))]
-    points += [bench.initiation(n, max(3, n_runs // 4)) for n in ((128,) if quick else (128, 256, 512))]
-    for table in roofline_tables(ceilings, points):
-        Console(highlight=False).print(table)
-    if json_file is not None:
-        record = {
-            "machine": describe_machine(), "model": model, "dtype": str(decoder.dtype),
-            "quantization": quantization, "weight_bytes": decoder.weight_bytes,
-            "decoder": type(decoder).__name__, "threads": torch.get_num_threads(), "read_gb_s": ceilings.read_gb_s,
-            "product_gflop_s": ceilings.product_gflop_s, "points": [point.record() for point in points],
-        }  # fmt: skip
         json_file.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 
 
 class CFormat(ctypes.Structure):
@@ -63,11 +63,17 @@ class CRope(ctypes.Structure):
     _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("rotated", c_int32))
 
 
+class CTimes(ctypes.Structure):
+    """``orca_times``: seconds."""
+
+    _fields_ = (("linear", c_double), ("attention", c_double), ("rows", c_double), ("all", c_double))
+
+
 class CBatch(ctypes.Structure):
     """``orca_batch``."""
 
     _fields_ = (
         ("tokens", c_void_p), ("slots", c_void_p), ("ropes", POINTER(CRope)), ("spans", CSpans),
         ("sample_rows", c_void_p), ("sample_spans", c_void_p), ("logits", c_void_p), ("n_rows", c_int64),
-        ("n_samples", c_int32), ("n_threads", c_int32),
+        ("n_samples", c_int32), ("n_threads", c_int32), ("times", POINTER(CTimes)),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from orca_core.attention.base import AttentionBackend
 from orca_core.attention.cpu import c_spec, fill_table
 from orca_core.batch import Batch
 from orca_core.kernels import Kernels, PackedLinear, SpanTable
-from orca_core.kernels.structs import CBatch, CHeads, CLayer, CLinear, CModel, CRope
+from orca_core.kernels.structs import CBatch, CHeads, CLayer, CLinear, CModel, CRope, CTimes
 from orca_core.kv import KVPool, KVShape
 from orca_core.models.angles import PickedAngles
 from orca_core.models.decoder import Decoder, DecoderFrame
@@ -64,6 +65,8 @@ class NativeDecoder:
 
     A row's logits do not depend on what is computed beside it, on how its prompt was cut into pieces, or on the number
     of threads, to the last bit.
+
+    ``times``: where the time of iterations goes is added to it; ``None``, as it is at first: nobody asks.
     """
 
     def __init__(self, frame: DecoderFrame, packed: PackedWeights, kernels: Kernels) -> None:
@@ -76,6 +79,7 @@ class NativeDecoder:
         self._kernels = kernels
         self._packed = packed  # what the structures point to
         self._model = self._structures(frame)
+        self.times: CTimes | None = None
         self._pool: KVPool | None = None
         # what an iteration needs beside the model, in the same memory each time
         self._table = SpanTable(1)
@@ -103,6 +107,7 @@ class NativeDecoder:
         self._kernels.forward(self._model, CBatch(
             columns.tokens, columns.slots, self._ropes, self._table.c(), columns.sample_rows, samples.ctypes.data,
             logits.data_ptr(), batch.n_tokens, n_samples, torch.get_num_threads(),
+            None if self.times is None else ctypes.pointer(self.times),
         ))  # fmt: skip
         return self._capped(logits) if n_samples else None
 

@@ -76,8 +76,15 @@ struct orca_rope {
   int32_t rotated;
 };
 
+// Where the time of an iteration goes, in seconds, added to what is there. linear: products, with the bias, the SiLU
+// gate and the residual that are added as they are stored; rows: embedding, norms, rotation, K and V into the pool; all:
+// the whole call.
+struct orca_times {
+  double linear, attention, rows, all;
+};
+
 // One iteration. sample_rows: those whose logits are wanted, in the order of the spans' samples; each is the last row of
-// its span, and sample_spans[i] is that span.
+// its span, and sample_spans[i] is that span. times: null = nobody asks.
 struct orca_batch {
   const int64_t *tokens, *slots;
   const orca_rope* ropes;
@@ -87,6 +94,7 @@ struct orca_batch {
   float* logits;
   int64_t n_rows;
   int32_t n_samples, n_threads;
+  orca_times* times;
 };
 
 // Bytes a packed [n_out, n_in] weight takes.

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -19,10 +20,39 @@ constexpr int64_t kWorthSharing = 8 * 1024;  // elements: below it, waking other
 
 int64_t padded(int64_t size) { return (size + 31) / 32 * 32 + kPadding; }
 
+// Adds up what steps take, one behind the other; where nobody asks, it does nothing.
+class Stopwatch {
+ public:
+  explicit Stopwatch(orca_times* times) : times_(times), start_(now()), last_(start_) {}
+  ~Stopwatch() {
+    if (times_ != nullptr) times_->all += seconds(now() - start_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  void begin() { last_ = now(); }
+
+  // The step that ends here is one of `kind`.
+  void lap(double orca_times::*kind) {
+    if (times_ == nullptr) return;
+    const Clock::time_point before = std::exchange(last_, now());
+    times_->*kind += seconds(last_ - before);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point now() const { return times_ == nullptr ? Clock::time_point() : Clock::now(); }
+  static double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+  orca_times* times_;
+  Clock::time_point start_, last_;
+};
+
 class Iteration {
  public:
   Iteration(const orca_model& model, const orca_batch& batch)
-      : model_(model), batch_(batch), workers_(batch.n_threads), n_rows_(batch.n_rows) {
+      : model_(model), batch_(batch), watch_(batch.times), workers_(batch.n_threads), n_rows_(batch.n_rows) {
     const orca_layer& layer = model.layers[0];
     hidden_ = model.head.n_in, heads_ = layer.output.n_in, qkv_ = layer.qkv.n_out, inner_ = layer.down.n_in;
     thread_local Scratch scratch;
@@ -39,26 +69,32 @@ class Iteration {
   }
 
   void run() {
+    watch_.begin();
     each_row(hidden_, [&](int64_t row) {
       unpack_row(model_.embedding, batch_.tokens[row], model_.embedding_scale, residual_ + row * padded(hidden_));
     });
     for (int i = 0; i < model_.n_layers; ++i) {
       const orca_layer& layer = model_.layers[i];
       normalise_all(layer.attention_norm);
-      apply(workers_, layer.qkv, {input_, padded(hidden_)}, n_rows_, {projected_, padded(qkv_), Into::kFloat});
+      multiply_all(layer.qkv, {input_, padded(hidden_)}, {projected_, padded(qkv_), Into::kFloat});
       each_row(qkv_, [&](int64_t row) { place(layer, row); });
       if (i + 1 == model_.n_layers) {
-        if (batch_.n_samples == 0) return;  // pieces of prompts: their K and V are all that is wanted
+        if (batch_.n_samples == 0) break;  // pieces of prompts: their K and V are all that is wanted
         keep_samples();
       }
+      watch_.lap(&orca_times::rows);
       attend_to(layer);
-      apply(workers_, layer.output, {attended_, padded(heads_)}, n_rows_, {residual_, padded(hidden_), Into::kResidual});
+      watch_.lap(&orca_times::attention);
+      multiply_all(layer.output, {attended_, padded(heads_)}, {residual_, padded(hidden_), Into::kResidual});
       normalise_all(layer.mlp_norm);
-      apply(workers_, layer.gate_up, {input_, padded(hidden_)}, n_rows_, {gated_, padded(inner_), Into::kGated});
-      apply(workers_, layer.down, {gated_, padded(inner_)}, n_rows_, {residual_, padded(hidden_), Into::kResidual});
+      multiply_all(layer.gate_up, {input_, padded(hidden_)}, {gated_, padded(inner_), Into::kGated});
+      multiply_all(layer.down, {gated_, padded(inner_)}, {residual_, padded(hidden_), Into::kResidual});
     }
-    normalise_all(model_.norm);
-    apply(workers_, model_.head, {input_, padded(hidden_)}, n_rows_, {batch_.logits, model_.head.n_out, Into::kFloat});
+    if (batch_.n_samples > 0) {
+      normalise_all(model_.norm);
+      multiply_all(model_.head, {input_, padded(hidden_)}, {batch_.logits, model_.head.n_out, Into::kFloat});
+    }
+    watch_.lap(&orca_times::rows);
   }
 
  private:
@@ -75,6 +111,12 @@ class Iteration {
     each_row(hidden_, [&](int64_t row) {
       normalise(residual_ + row * padded(hidden_), weight, hidden_, model_.eps, input_ + row * padded(hidden_));
     });
+  }
+
+  void multiply_all(const orca_linear& linear, Rows16 x, Target y) {
+    watch_.lap(&orca_times::rows);  // what came before a product was done row by row
+    apply(workers_, linear, x, n_rows_, y);
+    watch_.lap(&orca_times::linear);
   }
 
   // Norms and rotates q and k of a row, and puts k and v into the pool.
@@ -123,6 +165,7 @@ class Iteration {
 
   const orca_model& model_;
   const orca_batch& batch_;
+  Stopwatch watch_;
   Workers::Session workers_;
   int64_t n_rows_, hidden_, heads_, qkv_, inner_;
   float *residual_, *projected_;

@@ -15,6 +15,7 @@ from orca_core.attention.reference import ReferenceAttention
 from orca_core.batch import Batch, Scheduled, build_batch
 from orca_core.config import Quantization
 from orca_core.kernels import Kernels
+from orca_core.kernels.structs import CTimes
 from orca_core.kv import KVPool, KVShape
 from orca_core.models import Decoder, load_model
 from orca_core.models.native import NativeDecoder, why_not_native
@@ -181,3 +182,18 @@ def teacher_forced(rig: Rig, ids: list[int]) -> torch.Tensor:
         rows.append(logits[0])
         request.append(token, 0.0)
     return torch.stack(rows)
+
+
+def test_where_the_time_goes_is_told_when_it_is_asked_for(kernels: Kernels, tmp_path: Path) -> None:
+    """And nothing else changes."""
+    decoder = NativeDecoder(load(saved(tmp_path, "qwen3"), "bfloat16"), kernels)
+    expected = Rig(decoder).logits("a", IDS, (100, 50))
+    decoder.times = times = CTimes()
+    assert torch.equal(Rig(decoder).logits("a", IDS, (100, 50)), expected)
+    steps = (times.linear, times.attention, times.rows)
+    assert min(steps) > 0
+    assert sum(steps) <= times.all
+    before = times.all
+    decoder.times = None
+    Rig(decoder).logits("a", IDS)
+    assert times.all == before
