@@ -12,6 +12,7 @@ import typer
 
 from deployment.bench.workloads import WorkloadName
 from deployment.cli.bench_model import perplexity
+from deployment.cli.bench_peers import peers
 from deployment.cli.bench_plane import front, tax
 from orca_core.config import EMBEDDED_MODEL, Device, Dtype, EngineConfig, Quantization
 from orca_core.errors import ConfigError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 
-for command in (front, perplexity, tax):
+for command in (front, peers, perplexity, tax):
     app.command()(command)
 
 
