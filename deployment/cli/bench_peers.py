@@ -106,7 +106,7 @@ def contestants(peers: Sequence[Peer], setup: Setup, *, is_trace: bool) -> list[
 def say_who(here: Sequence[Peer], absent: dict[str, list[str]], home: Path | None, model: str) -> None:
     """Which peers there are. Raises ``ConfigError`` where they cannot read the model."""
     for name, missing in absent.items():
-        typer.echo(f"not here: {name} (no {', no '.join(missing)})", err=True)
+        typer.echo(f"not here: {name} (no {', no '.join(missing)})" if home else f"not here: {name}", err=True)
     if not here:
         where = f"in {home}" if home else "anywhere: --home, or PEERS_HOME, says where they are"
         typer.echo(f"there are no peers {where}; this engine runs alone (docs/benchmarks.md)", err=True)

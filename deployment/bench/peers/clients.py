@@ -25,13 +25,16 @@ class Stream:
 
 
 async def drive(
-    requests: Sequence[Mapping[str, Any]], send: Callable[[Mapping[str, Any]], Awaitable[Stream]]
+    requests: Sequence[Mapping[str, Any]],
+    send: Callable[[Mapping[str, Any]], Awaitable[Stream]],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> dict[str, Any]:
     """Call ``send`` for each request when it arrives; the answer of a runner."""
-    started = time.monotonic()
+    started = clock()
 
     async def later(request: Mapping[str, Any]) -> Stream:
-        await asyncio.sleep(max(0.0, started + request["at_s"] - time.monotonic()))
+        await sleep(max(0.0, started + request["at_s"] - clock()))
         return await send(request)
 
     streams = await asyncio.gather(*(later(request) for request in requests))
