@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,11 +20,12 @@ from orca_core.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from deployment.bench.peers.engines import Contestant, Setup
 
-DEFAULT_BATCHES = {"increment": (1, 8, 16), "initiation": (1,), "equal_size": (2, 8, 16), "short_long_mix": (2, 8, 16),
+_DEFAULT_BATCHES: Final = {"increment": (1, 8, 16), "initiation": (1,), "equal_size": (2, 8, 16), "short_long_mix": (2, 8, 16),
                    TRACE: (16,)}  # fmt: skip
-_BATCH_TOKENS = 512
-_CLOSED_REQUESTS, _TRACE_REQUESTS = 16, 64
-_FILE_WIDTH = 130
+_BATCH_TOKENS: Final = 512
+_CLOSED_REQUESTS: Final = 16
+_TRACE_REQUESTS: Final = 64
+_FILE_WIDTH: Final = 130  # columns of a table that goes into a file
 
 
 def peers(
@@ -84,7 +85,7 @@ def works_of(
     """What to run: at these batch sizes, or those each workload has by itself."""
     found = []
     for name in names:
-        sizes = DEFAULT_BATCHES[name] if batches is None or name == "initiation" else batches
+        sizes = _DEFAULT_BATCHES[name] if batches is None or name == "initiation" else batches
         default = _TRACE_REQUESTS if name == TRACE else _CLOSED_REQUESTS
         for rate in rates if name == TRACE else (0.0,):
             found += [Work(name, batch, n_requests or default, rate) for batch in sizes]
