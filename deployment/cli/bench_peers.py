@@ -20,8 +20,9 @@ from orca_core.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from deployment.bench.peers.engines import Contestant, Setup
 
-_DEFAULT_BATCHES: Final = {"increment": (1, 8, 16), "initiation": (1,), "equal_size": (2, 8, 16), "short_long_mix": (2, 8, 16),
-                   TRACE: (16,)}  # fmt: skip
+_DEFAULT_BATCHES: Final = {
+    "increment": (1, 8, 16), "initiation": (1,), "equal_size": (2, 8, 16), "short_long_mix": (2, 8, 16), TRACE: (16,),
+}  # fmt: skip
 _BATCH_TOKENS: Final = 512
 _CLOSED_REQUESTS: Final = 16
 _TRACE_REQUESTS: Final = 64
