@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA: Final = "orca-serve/bench-peers/1"
-_ANSWERS: Final = {True: "holds", False: "missed", None: "not measured"}
 
 
 def make_record(
@@ -45,10 +44,11 @@ def make_record(
 
 
 def tables(record: Mapping[str, Any]) -> list[Table]:
-    """Comparisons and targets; where there is no peer, ours alone."""
+    """Comparisons, and the targets that were measured; where there is no peer, ours alone."""
     if not record["comparisons"]:
         return [_alone(record["runs"])]
-    return [_comparisons(record["comparisons"]), *([_targets(record["targets"])] if record["targets"] else [])]
+    measured = [target for target in record["targets"] if target["holds"] is not None]
+    return [_comparisons(record["comparisons"]), *([_targets(measured)] if measured else [])]
 
 
 def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> Table:
@@ -67,10 +67,9 @@ def _comparisons(comparisons: Sequence[Mapping[str, Any]]) -> Table:
 def _targets(targets: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("target: ours ÷ theirs", "batch", "metric", "peer", "bound", "ratio", "")
     for each in targets:
-        ratio = "" if each["ratio"] is None else f"{each['ratio']:.2f}"
         table.add_row(
-            each["workload"], str(each["batch"]), each["metric"], each["peer"], each["bound"], ratio,
-            _ANSWERS[each["holds"]],
+            each["workload"], str(each["batch"]), each["metric"], each["peer"], each["bound"], f"{each['ratio']:.2f}",
+            "holds" if each["holds"] else "missed",
         )  # fmt: skip
     return table
 

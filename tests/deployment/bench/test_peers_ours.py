@@ -10,7 +10,7 @@ import pytest
 from deployment.bench.peers.compare import Plan
 from deployment.bench.peers.engines import Setup
 from deployment.bench.peers.ours import run
-from deployment.bench.peers.settings import Peer
+from deployment.bench.peers.settings import Peer, Target
 from deployment.bench.peers.tables import make_record, tables
 from deployment.bench.peers.works import Work
 from deployment.cli.bench_peers import chosen, contestants, rates_of, say_who, works_of
@@ -109,7 +109,11 @@ def _record(ours: dict[str, float], theirs: dict[str, float] | None) -> dict[str
     runs = [shared | {"engine": "orca-serve bf16", "is_ours": True, "metrics": ours}]
     if theirs is not None:
         runs.append(shared | {"engine": "a", "is_ours": False, "metrics": theirs})
-    return make_record(Setup("m", "", 2), Plan((), 1), [], runs, [], {"b": ["/x"]})
+    targets = [
+        Target("a", "trace", "e2e_ms", 16, at_most=0.5), Target("a", "trace", "ttft_p95_ms", 16, at_most=1.0),
+        Target("a", "trace", "e2e_ms", 8, at_most=0.5),
+    ]  # fmt: skip
+    return make_record(Setup("m", "", 2), Plan((), 1), targets, runs, [], {"b": ["/x"]})
 
 
 def test_the_record_and_its_tables() -> None:
@@ -119,7 +123,8 @@ def test_the_record_and_its_tables() -> None:
         ("ttft_p95_ms", 1.5),
     ]
     assert record["absent"] == {"b": ["/x"]}
-    (table,) = tables(record)
+    table, targets = tables(record)
     assert list(table.columns[0].cells) == ["trace, 2/s", "trace, 2/s"]
+    assert list(targets.columns[6].cells) == ["holds", "missed"]
     (alone,) = tables(_record({"e2e_ms": 1.0}, None))
     assert list(alone.columns[4].cells) == ["e2e_ms 1.0"]
