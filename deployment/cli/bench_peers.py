@@ -94,11 +94,11 @@ def works_of(
 
 
 def contestants(peers: Sequence[Peer], setup: Setup, *, is_trace: bool) -> list[Contestant]:
-    """Ours in every precision that there is a peer for, in bf16 in any case, and the peers."""
+    """Ours in every precision that there is a peer for, or in bf16 where there is none, and the peers."""
     from deployment.bench.peers.engines import ours_alone, ours_served, peer_alone, peer_served
     from deployment.haproxy import free_range
 
-    used = [name for name in PRECISIONS if name == "bf16" or name in {peer.precision for peer in peers}]
+    used = [name for name in PRECISIONS if name in {peer.precision for peer in peers}] or ["bf16"]
     port = lambda: free_range(1)[0]  # noqa: E731
     if is_trace:
         return [*(ours_served(setup, name) for name in used), *(peer_served(setup, peer, port) for peer in peers)]

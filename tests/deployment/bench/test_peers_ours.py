@@ -65,9 +65,9 @@ def test_each_workload_has_batch_sizes_of_its_own() -> None:
 def test_ours_runs_in_each_precision_that_a_peer_has() -> None:
     setup, quantised = Setup("m", "", 2), Peer("q", "int4", ("run",), ("serve",))
     labels = [each.label for each in contestants([quantised], setup, is_trace=False)]
-    assert labels == ["orca-serve bf16", "orca-serve int4", "q"]
+    assert labels == ["orca-serve int4", "q"]
     modules = [each.argv(1)[2] for each in contestants([quantised], setup, is_trace=True)]
-    assert [module.rpartition(".")[2] for module in modules] == ["service", "service", "openai"]
+    assert [module.rpartition(".")[2] for module in modules] == ["service", "openai"]
     assert [each.label for each in contestants([], setup, is_trace=False)] == ["orca-serve bf16"]
 
 
