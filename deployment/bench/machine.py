@@ -73,13 +73,15 @@ class TreeShares:
     """``with TreeShares() as shares``: as ``CpuShares``, where "we" are this process and all that descend from it.
 
     ``seconds``: on CPUs, by what a process is for (see ``role_of``). ``roles``: of processes whose names don't tell.
+    ``root``: another process to start from; nothing is "ours" once it has ended.
     """
 
     own = 0.0
     foreign = 0.0
 
-    def __init__(self, roles: Mapping[int, str] | None = None) -> None:
+    def __init__(self, roles: Mapping[int, str] | None = None, root: int | None = None) -> None:
         self._roles = dict(roles or {})
+        self._root = root
         self.seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -99,8 +101,7 @@ class TreeShares:
     def _read(self) -> tuple[float, float, dict[int, tuple[str, float]]]:
         """Seconds: wall clock, all CPUs busy; by process id its role and its seconds on CPUs."""
         found: dict[int, tuple[str, float]] = {}
-        root = psutil.Process()
-        for process in (root, *root.children(recursive=True)):
+        for process in self._tree():
             try:
                 times = process.cpu_times()
                 role = self._roles.get(process.pid) or role_of(" ".join(process.cmdline()))
@@ -108,6 +109,13 @@ class TreeShares:
                 continue  # it has just ended
             found[process.pid] = (role, times.user + times.system)
         return time.monotonic(), _busy_s(), found
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._root)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
 
 def role_of(command: str) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from deployment.bench.workloads import WorkloadName
 from deployment.cli.bench_model import accuracy, perplexity
+from deployment.cli.bench_peers import peers
 from deployment.cli.bench_plane import front, tax
 from deployment.cli.bench_roofline import roofline
 from orca_core.config import EMBEDDED_MODEL, Device, Dtype, EngineConfig
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 
 
-for command in (accuracy, front, perplexity, roofline, tax):
+for command in (accuracy, front, peers, perplexity, roofline, tax):
     app.command()(command)
 
 
