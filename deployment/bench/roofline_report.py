@@ -72,6 +72,11 @@ def _table(title: str, *names: str) -> Table:
     return table
 
 
+def _ms(value: float) -> str:
+    """Hundredths, where they say something."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
 def _ceilings_table(ceilings: Ceilings) -> Table:
     table = _table("ceilings", "", "rate")
     for name, rate in ceilings.read_gb_s.items():
@@ -94,7 +99,7 @@ def _points_table(points: Sequence[Point]) -> Table:
 def _parts_table(points: Sequence[Point]) -> Table:
     table = _table("where it goes, ms", "", *(_NAMES.get(part, part) for part in PARTS))
     for point in points:
-        table.add_row(point.shape.label, *(f"{point.parts[part]:.2f}" for part in PARTS))
+        table.add_row(point.shape.label, *(_ms(point.parts[part]) for part in PARTS))
     return table
 
 

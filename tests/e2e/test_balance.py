@@ -28,6 +28,7 @@ MAX_SKEW = 1.5
 N_LASTING = 800
 """Tokens of streams that are still open when replicas leave."""
 SCALE_TIMEOUT_S = 180.0
+STEADY_S, MAX_CHANGES = 300.0 if FULL else 20.0, 2
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +125,34 @@ def test_replicas_follow_the_queue_and_share_the_work(service: Paced) -> None:
 
 def n_running(service: Paced) -> int:
     return sum(replica.load.running for replica in service.status().replicas)
+
+
+def test_a_steady_load_just_above_one_replica_changes_their_number_little(service: Paced) -> None:
+    """Field case F4, over five minutes in the long form."""
+    before = len(targets(service))
+    done = asyncio.run(keep_up(service.server.target, BATCH + 2, STEADY_S))
+    assert [fault for got in done if (fault := got.fault())] == []
+    went_to = targets(service)[before:]
+    assert 1 <= len(went_to) <= MAX_CHANGES, went_to
+    say("steady", seconds=STEADY_S, streams=len(done), went_to=went_to)
+    wait_until("back to the fewest", lambda: n_replicas(service) == MIN, SCALE_TIMEOUT_S)
+    service.settle(MIN)
+
+
+async def keep_up(target: str, n_at_once: int, seconds: float) -> list[Got]:
+    """So many streams at any time, for so long: whenever one ends, the next one begins."""
+    rng, loop = random.Random(5), asyncio.get_running_loop()
+    until = loop.time() + seconds
+    async with grpc.aio.insecure_channel(target) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 60)
+        stub = OrcaServiceStub(channel)
+
+        async def one_after_the_other() -> list[Got]:
+            done = []
+            while loop.time() < until:
+                done.append(await by_grpc(stub, random_ask(rng, (60, 120))))
+            return done
+
+        return [
+            got for done in await asyncio.gather(*(one_after_the_other() for _ in range(n_at_once))) for got in done
+        ]

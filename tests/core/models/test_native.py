@@ -186,7 +186,7 @@ def teacher_forced(rig: Rig, ids: list[int]) -> torch.Tensor:
 
 def test_where_the_time_goes_is_told_when_it_is_asked_for(kernels: Kernels, tmp_path: Path) -> None:
     """And nothing else changes."""
-    decoder = NativeDecoder(load(saved(tmp_path, "qwen3"), "bfloat16"), kernels)
+    decoder = NativeDecoder.taking(load(saved(tmp_path, "qwen3"), "bfloat16"), kernels)
     expected = Rig(decoder).logits("a", IDS, (100, 50))
     decoder.times = times = CTimes()
     assert torch.equal(Rig(decoder).logits("a", IDS, (100, 50)), expected)

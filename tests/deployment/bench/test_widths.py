@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-from deployment.bench import front, report
+from deployment.bench import front, report, roofline_report
+from deployment.bench.ceilings import Ceilings
 from deployment.bench.exactness import Difference, exactness_table
 from deployment.bench.front import SERVERS
 from deployment.bench.gaps import Gaps, gaps_table
-from deployment.bench.roofline import Ceilings, Point, roofline_tables
+from deployment.bench.laps import PARTS
+from deployment.bench.shapes import Point, Shape
 from deployment.bench.tax import tax_tables
 
 LARGE = 123_456.789
@@ -30,8 +33,10 @@ def exactness_tables() -> list[Table]:
 
 def roofline_all() -> list[Table]:
     reads = {"prefetched loads, 128 thread(s)": 9999.0}
-    point = Point("initiation", 32, 32 * 512, 131_072, 9999.9, 9999.9, 9999.9, 9999.9, 20, 1.0)
-    return roofline_tables(Ceilings(reads, {"instruction, 128 thread(s)": 99_999.0}), [point])
+    ceilings = Ceilings(reads, {"instruction, 128 thread(s)": 99_999.0}, "bfloat16")
+    parts = dict.fromkeys(PARTS, 9999.99)
+    point = Point(Shape("initiation", 32, 131_072), 9999.9, 9999.9, 9999.9, parts, 9999.9, 9999.9, 20, 1.0)
+    return roofline_report.tables(roofline_report.Measured(Mock(), ceilings, [point], []))
 
 
 def tax_all() -> list[Table]:
