@@ -48,7 +48,7 @@ RETRY_ON: Final = {"RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"}
 close is answered with nothing at all. Another ingress may have it then: a generation has no effects to repeat."""
 
 RESTART: Final = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
-"""Serve starts HAProxy anew after three checks in a row that found none, with its default of 10 s half a minute later."""
+"""Serve starts HAProxy anew after three checks in a row that found none, with its 10 s half a minute later."""
 
 _N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
 _RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
