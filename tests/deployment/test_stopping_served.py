@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from deployment.cli.launcher import Launcher
+from deployment.cli.up import run
 from deployment.serve_file import load_serve_file
+from orca_core.errors import UnavailableError
 
 STOP = """
 import ctypes, signal, sys
@@ -112,3 +116,17 @@ def test_a_start_that_failed_leaves_without_asking_ray(
     monkeypatch.setattr(sys, "argv", ["orca-serve", "no-such-command"])
     assert module.main() == 2
     assert seen == left
+
+
+def test_what_a_failed_start_began_is_ended() -> None:
+    done: list[str] = []
+
+    def start(_: object) -> None:
+        raise UnavailableError("no room")
+
+    launcher = SimpleNamespace(start=start, abort=lambda: done.append("abort"), end=lambda: done.append("end"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(UnavailableError, match="no room"):
+        run(lambda: cast(Launcher, launcher))
+    assert done == ["end"]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
