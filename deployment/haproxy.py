@@ -6,16 +6,13 @@ for nobody. ``-dS`` turns splicing off; the answers of a language model are smal
 ``RAY_SERVE_HAPROXY_BINARY_PATH`` names in place of its own; ``orca-serve up`` sets it, and so must the nodes of a
 cluster on which Serve is started in another way.
 
-The page HAProxy answers with when no ingress does is replaced as well: Serve's says 500 in plain text, which gRPC
-clients read as UNKNOWN. Ours is a 503 with an OpenAI error object, which they read as UNAVAILABLE.
+What HAProxy answers by itself is replaced as well: see ``haproxy_answers``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -26,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from deployment.errors import http_error
+from deployment.haproxy_answers import answer_for_ingresses
 from orca_core.errors import UnavailableError
 
 _HAPROXY_PORTS: Final = (
@@ -50,7 +47,9 @@ RETRY_ON: Final = {"RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response"}
 """Serve's own choice is the first alone. An ingress that exits closes idle connections, and a request that meets such a
 close is answered with nothing at all. Another ingress may have it then: a generation has no effects to repeat."""
 
-_ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
+RESTART: Final = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
+"""Serve starts HAProxy anew after three checks in a row that found none, with its 10 s half a minute later."""
+
 _N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
 _RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
 _TRIES: Final = 50
@@ -64,7 +63,7 @@ def main() -> None:
 
     if os.environ.get(OWNED_VARIABLE) == "1":
         _end_with_parent()
-    write_error_pages(sys.argv[1:])
+    give_answers(sys.argv[1:])
     binary = str(get_haproxy_binary())
     os.execv(binary, command_line(binary, sys.argv[1:]))  # noqa: S606 - no shell is meant
 
@@ -75,23 +74,11 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
-def write_error_pages(arguments: Sequence[str]) -> None:
-    """Put our page in every ``errorfile`` of the configurations that follow ``-f`` in HAProxy's arguments."""
+def give_answers(arguments: Sequence[str]) -> None:
+    """Put our answers into the configurations that follow ``-f`` in HAProxy's arguments."""
     for flag, value in pairwise(arguments):
         if flag == "-f" and Path(value).is_file():
-            for page in set(_ERROR_FILE.findall(Path(value).read_text())):
-                Path(page).write_bytes(unavailable_page())
-
-
-def unavailable_page() -> bytes:
-    """A whole HTTP response: 503, Retry-After, and an OpenAI error object."""
-    error = UnavailableError("no ingress of the service answers")
-    body = json.dumps(http_error(error, "").body).encode()
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nCache-Control: no-cache\r\n"
-        f"Retry-After: 1\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+            answer_for_ingresses(Path(value))
 
 
 def command_line(binary: str, arguments: list[str]) -> list[str]:
@@ -127,6 +114,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         **CALL_LIMITS,
         **RETRY_ON,
+        **RESTART,
         OWNED_VARIABLE: "1",
         # an ingress takes the first free port of these; gRPC listens with SO_REUSEPORT, which calls a port free that
         # another Serve's ingress has, and the kernel would then share our clients out between the two

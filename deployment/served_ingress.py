@@ -14,12 +14,14 @@ from deployment.overview import Around
 from deployment.peers import ServePeers
 from deployment.replica_set import ServeReplicaSet
 from deployment.scaling_board import RayStore, ScalingBoard
+from deployment.serve_log import leave_out_departures
 
 
 class ServedIngress(Ingress):
     """Loads the tokenizer, then serves. ``replicas``: the deployment handle of the replicas."""
 
     async def __init__(self, config: AppConfig, replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        leave_out_departures()
         keys = key_check(config.auth.api_keys_file)
         from orca_core.source import resolve_source
         from orca_core.tokenizer import Tokenizer

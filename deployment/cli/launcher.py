@@ -9,11 +9,10 @@ import asyncio
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import ray
@@ -22,6 +21,7 @@ from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
 from deployment.cli.draining import close_doors
+from deployment.cli.notes import silence
 from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
@@ -127,17 +127,30 @@ class Launcher:
 
     def stop(self) -> None:
         """End everything this run started. Of a cluster it joined, the application alone."""
-        with _silence():
-            if ray.is_initialized():
-                with suppress(Exception):
-                    if self._address is None:
-                        serve.shutdown()  # type: ignore[no-untyped-call]
-                    elif self._deployed:
-                        serve.delete(self._file.app_name)
-                ray.shutdown()
+        self._end_application()
+        with silence():
+            ray.shutdown()
         if self._temp_dir is not None:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._temp_dir = None
+
+    def end(self) -> None:
+        """As ``stop``, for a process that has to ``leave`` then: signals stay what they are to the end.
+
+        ``ray.shutdown`` gives SIGTERM its default action back, in native code: the next one would end this process in
+        the middle of it, and processes, folder and logs would stay.
+        """
+        self._end_application()
+        if self._address is None:
+            end_children(self._temp_dir)
+
+    def _end_application(self) -> None:
+        with silence(), suppress(Exception):
+            if ray.is_initialized():
+                if self._address is None:
+                    serve.shutdown()  # type: ignore[no-untyped-call]
+                elif self._deployed:
+                    serve.delete(self._file.app_name)
 
     def abort(self) -> None:
         """End at once what was being started, from any thread: nothing is open that could be saved.
@@ -159,7 +172,7 @@ class Launcher:
         if self._address is not None:
             check_ray(self._address)
             try:
-                with _silence():  # its native code repeats every second what it raises in the end
+                with silence():  # its native code repeats every second what it raises in the end
                     ray.init(address=self._address, **quiet)
             except Exception as error:
                 raise UnavailableError(f"cannot join Ray at {self._address}: {why_not(error)}") from None
@@ -248,24 +261,6 @@ class Launcher:
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Ray prints, past ``sys.stdout`` and ``sys.stderr``, what it thinks of actors that end while it waits for them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        yield
-        sys.stdout.flush()
-    finally:
-        for target, saved in zip((1, 2), kept, strict=True):
-            os.dup2(saved, target)
-            os.close(saved)
-        os.close(nowhere)
 
 
 def _running(deployments: Mapping[str, Any]) -> int:

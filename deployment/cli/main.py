@@ -14,6 +14,7 @@ from deployment.cli.bench import app as bench
 from deployment.cli.check import check
 from deployment.cli.prompting import chat, generate
 from deployment.cli.status import status
+from deployment.cli.stopping import leave
 from deployment.cli.up import up
 from orca_core.errors import ConfigError, InvalidRequestError, OrcaError
 
@@ -55,6 +56,13 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 done, 1 failed at run time, 2 unusable arguments or config."""
+    status = _run(arguments)
+    if arguments is None and "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        leave(status)  # a start that failed, and has ended its Ray already
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         outcome = app(args=given, prog_name="orca-serve", standalone_mode=False)

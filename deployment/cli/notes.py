@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -44,3 +47,21 @@ class Notes(io.TextIOBase):
         with suppress(OSError, ValueError):  # nobody reads it any more
             self._sink.write(f"{short}{more}\n")
             self._sink.flush()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Ray prints, past ``sys.stdout`` and ``sys.stderr``, what it thinks of actors that end while it waits for them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+        sys.stdout.flush()
+    finally:
+        for target, saved in zip((1, 2), kept, strict=True):
+            os.dup2(saved, target)
+            os.close(saved)
+        os.close(nowhere)

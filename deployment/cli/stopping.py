@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType, TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CLEAN_UP_S: Final = 10.0
@@ -23,18 +25,49 @@ _KILLED_S: Final = 3.0
 _CLEAN_LINE: Final = "\r\x1b[2K\x1b[?25h"  # start of the line, erase it, show the cursor: a spinner may be there
 
 
-class StopSignal(BaseException):
-    """A signal asked to stop. Not an ``Exception``, so that nothing on the way takes it for a failure."""
+class StopRequests:
+    """SIGINT and SIGTERM, in line for the main thread: none is lost, none interrupts it. Main thread only.
+
+    A handler that raises would not do: what runs then may be a callback of asyncio or of Ray's native code, and both
+    keep an exception to themselves; or it may be the clean-up itself.
+    """
+
+    def __init__(self) -> None:
+        self._line: SimpleQueue[bool] = SimpleQueue()  # whose ``put`` a signal handler may call
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._line.put(True)
+
+    def wait(self) -> None:
+        """Until one has come."""
+        self._line.get()
+
+    def wait_for(self, call: Callable[[], object]) -> bool:
+        """Until ``call`` is over, or another one has come: False. It then goes on in a thread of its own."""
+        threading.Thread(target=self._run, args=(call,), name="orca-drain", daemon=True).start()
+        return not self._line.get()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        finally:
+            self._line.put(False)
 
 
-def raise_on_signals() -> None:
-    """From now on SIGINT and SIGTERM raise ``StopSignal`` in the main thread."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StopSignal
-
+def ignore_signals() -> None:
+    """From now on SIGINT and SIGTERM do nothing. Main thread only."""
     for number in _SIGNALS:
-        signal.signal(number, stop)
+        signal.signal(number, signal.SIG_IGN)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now. ``atexit`` has no say: Ray's would look for processes that have been ended."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 class SignalsKept:
@@ -54,22 +87,20 @@ class StartGuard:
     Python handles a signal between two bytecodes of the main thread, and that may sit in native code of Ray's for
     minutes. So the number goes down a pipe (``signal.set_wakeup_fd``) to a thread, which ends the process. Nothing is
     open yet that could be saved. ``hush`` and ``clean_up`` may be set to what is to be called first, before and after
-    the one line that is said; neither from the main thread. ``end`` is how the process ends. ``late``: a signal came
-    when the block had ended already. Main thread only.
+    the one line that is said; neither from the main thread. ``end`` is how the process ends. Main thread only.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
         self.hush: Callable[[], object] = lambda: None
         self.clean_up: Callable[[], object] = lambda: None
         self._end = end
-        self.late = False
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._thread = threading.Thread(target=self._wait, name="orca-start-guard", daemon=True)
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            signal.signal(number, self._note)  # the pipe is written to only where there is a handler
+            signal.signal(number, _nothing)  # the pipe is written to only where there is a handler
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._stderr = os.dup(2)  # which leads elsewhere while Ray is kept quiet
         self._thread.start()
@@ -81,9 +112,6 @@ class StartGuard:
         self._thread.join()  # if a signal came, for ever: the status is that thread's to give
         self._reader.close()
         os.close(self._stderr)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.late = True
 
     def _wait(self) -> None:
         while number := self._reader.recv(1):
@@ -98,6 +126,10 @@ class StartGuard:
             os.write(self._stderr, f"{start}orca-serve: stopped while starting\n".encode())
         _within(_CLEAN_UP_S, self.clean_up)
         self._end(128 + number)
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """As a handler."""
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

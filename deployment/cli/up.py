@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from deployment.cli.notes import Notes
-from deployment.cli.stopping import SignalsKept, StartGuard, StopSignal, raise_on_signals
+from deployment.cli.stopping import SignalsKept, StartGuard, StopRequests, ignore_signals, leave
 from deployment.haproxy import BINARY_VARIABLE, installed_command
 from orca_core.source import EMBEDDED_MODELS
 
@@ -73,9 +72,11 @@ def up(
 
 
 def run(prepare: Callable[[], Launcher]) -> None:
-    """Start, wait for a signal, drain. A second signal does not wait for open streams.
+    """Start, wait for a signal, drain, and leave with status 0. A second signal does not wait for open streams; a
+    further one changes nothing.
 
-    ``prepare`` is called where a signal ends the process at once, as it does until the service is ready.
+    ``prepare`` is called where a signal ends the process at once, as it does until the service is ready. Returns only
+    by raising what kept it from starting.
     """
     from deployment.cli.progress import Progress
 
@@ -90,36 +91,30 @@ def run(prepare: Callable[[], Launcher]) -> None:
                     launcher.start(progress)
             except BaseException:
                 if launcher is not None:
-                    launcher.stop()
+                    launcher.end()
                 raise
+            signals = StopRequests()  # while the guard still looks: there is no moment without either
         stdout = sys.stdout
         with redirect_stdout(Notes(sys.stderr, _log_of(launcher))):
-            _serve(launcher, guard, stdout)
+            _serve(launcher, signals, stdout)
+        leave(0)
 
 
-def _serve(launcher: Launcher, guard: StartGuard, stdout: TextIO) -> None:
+def _serve(launcher: Launcher, signals: StopRequests, stdout: TextIO) -> None:
     file = launcher.file
     try:
-        try:
-            raise_on_signals()
-            if guard.late:
-                raise StopSignal
-            typer.echo(_ready_line(file, launcher.model_id), file=stdout)
-            _say_next(file)
-            typer.echo(f"logs: {launcher.logs}", err=True)
-            if launcher.metrics is not None:
-                typer.echo(f"metrics: {launcher.metrics}", err=True)
-            while True:
-                signal.pause()
-        except StopSignal:
-            typer.echo(f"stopping: open streams may go on for {file.app.drain.timeout_s:g} s", err=True)
-            launcher.drain()
-    except StopSignal:
-        typer.echo("stopping now", err=True)
+        typer.echo(_ready_line(file, launcher.model_id), file=stdout)
+        _say_next(file)
+        typer.echo(f"logs: {launcher.logs}", err=True)
+        if launcher.metrics is not None:
+            typer.echo(f"metrics: {launcher.metrics}", err=True)
+        signals.wait()
+        typer.echo(f"stopping: open streams may go on for {file.app.drain.timeout_s:g} s", err=True)
+        if not signals.wait_for(launcher.drain):
+            typer.echo("stopping now", err=True)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        launcher.stop()
+        ignore_signals()
+        launcher.end()
 
 
 def _log_of(launcher: Launcher) -> Path | None:

