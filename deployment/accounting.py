@@ -43,6 +43,10 @@ class RequestBooks:
         if error.code in REFUSALS:
             self.metrics.rejected(error.code)
 
+    def fail(self, error: OrcaError) -> None:
+        """Count an error that is neither the client's doing nor a refusal."""
+        self.metrics.failed(error.code)
+
 
 class OpenRequest:
     """One request until ``close``. Whoever goes away without a word has cancelled."""
@@ -83,8 +87,13 @@ class OpenRequest:
         if isinstance(error, RequestCancelledError):
             self._outcome = "cancelled"
             return
-        self._outcome = "deadline" if isinstance(error, DeadlineExceededError) else "error"
-        if not self._has_begun:
+        if isinstance(error, DeadlineExceededError):
+            self._outcome = "deadline"
+            return
+        self._outcome = "error"
+        if self._has_begun or error.code not in REFUSALS:
+            self._books.fail(error)
+        else:
             self._books.refuse(error)
 
     def expire(self) -> None:

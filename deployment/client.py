@@ -12,6 +12,8 @@ are those of ``orca_core.errors``; ``retry_after_s`` says when a retry makes sen
 
 Keepalive: HTTP/2 pings go out every ``keepalive_s`` seconds, only while a call is open. gRPC servers end a connection
 that pings more often than every five minutes while no data flows (GOAWAY "too_many_pings"), which is the default here.
+Calls take turns over all addresses that the name of the server has (``round_robin``; with one address nothing changes).
+gRPC asks DNS again only when a connection breaks: a long-lived client finds servers that came later only then.
 Messages up to ``MAX_MESSAGE_BYTES`` pass in both directions; the server's own limit on prompts is lower.
 """
 
@@ -44,6 +46,8 @@ __all__ = ["AsyncOrcaClient", "ClientChunk", "OrcaClient"]
 DEFAULT_ADDRESS: Final = "127.0.0.1:9000"
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_KEEPALIVE_S: Final = 310.0
+ROUND_ROBIN: Final = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+"""gRPC's service config. Its default, pick_first, leaves all calls with the first address for ever."""
 TIMEOUT_KEY: Final = "orca-timeout-s"
 """Metadata key that carries the deadline as data: a Serve deployment does not see gRPC's own."""
 
@@ -58,6 +62,7 @@ class _Client:
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", int(keepalive_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 0),
+            ("grpc.service_config", ROUND_ROBIN),
         ]
         self._api_key = api_key
 

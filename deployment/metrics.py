@@ -74,6 +74,8 @@ INGRESS_SPECS: Final = (
          "error; api is grpc or http.", ("outcome", "api")),
     Spec("counter", "orca_rejected_total", "Requests refused before their first token, by the code of the error; those "
          "without a key, and choices of one call that do not fit together, are no requests.", ("reason",)),
+    Spec("counter", "orca_failed_total", "Requests that ended with an error and were not refused, by the code of the "
+         "error: the service's own failures.", ("reason",)),
     Spec("counter", "orca_prompt_tokens_total", "Prompt tokens of finished requests: the sum of their usages."),
     Spec("counter", "orca_generated_tokens_total", "Generated tokens of finished requests: the sum of their usages."),
     Spec("counter", "orca_prefix_cache_hit_tokens_total", "Prompt tokens of finished requests that were cached."),
@@ -121,6 +123,7 @@ class IngressMetrics:
         records = {spec.name: registry.make(spec) for spec in INGRESS_SPECS}
         self._requests = records["orca_requests_total"]
         self._rejected = records["orca_rejected_total"]
+        self._failed = records["orca_failed_total"]
         self._prompt_tokens = records["orca_prompt_tokens_total"]
         self._generated_tokens = records["orca_generated_tokens_total"]
         self._hit_tokens = records["orca_prefix_cache_hit_tokens_total"]
@@ -153,6 +156,10 @@ class IngressMetrics:
     def rejected(self, reason: str) -> None:
         """Somebody was refused. ``reason``: the code of the error."""
         self._rejected(1, reason=reason)
+
+    def failed(self, reason: str) -> None:
+        """A request ended with an error that is no refusal. ``reason``: the code of the error."""
+        self._failed(1, reason=reason)
 
     def queue_time(self, seconds: float) -> None:
         """A finished request had waited so long for its first slots."""

@@ -190,6 +190,33 @@ async def test_async_client(service: FakeIngress) -> None:
                 [chunk async for chunk in client.generate("Hi", model="other")]
 
 
+N_TRIES = 2000  # a connection is used once it stands, and both are made at the same time
+
+
+def test_calls_are_spread_over_all_addresses_of_a_name() -> None:
+    """As with the headless service of Kubernetes; with gRPC's own default all calls would go to the first address."""
+    first, second = FakeIngress(), FakeIngress()
+    with serving(first) as one, serving(second) as other, OrcaClient(f"ipv4:{one},{other}") as client:
+        for _ in range(N_TRIES):
+            client.complete("x")
+            if first.calls and second.calls:
+                break
+    assert first.calls
+    assert second.calls
+
+
+async def test_async_calls_are_spread_too() -> None:
+    first, second = FakeIngress(), FakeIngress()
+    with serving(first) as one, serving(second) as other:
+        async with AsyncOrcaClient(f"ipv4:{one},{other}") as client:
+            for _ in range(N_TRIES):
+                await client.complete("x")
+                if first.calls and second.calls:
+                    break
+    assert first.calls
+    assert second.calls
+
+
 async def test_async_close_cancels_the_call() -> None:
     service = GatedIngress()
     with serving(service) as address:

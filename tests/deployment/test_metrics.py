@@ -35,6 +35,7 @@ CONTRACT = {
     "orca_queued_slots": (), "orca_waiting_requests": (), "orca_running_requests": (), "orca_headroom_slots": (),
     "orca_iterations_total": (), "orca_iteration_seconds": (), "orca_iteration_requests": (),
     "orca_iteration_tokens": (), "orca_failovers_total": (), "orca_rejected_total": ("reason",),
+    "orca_failed_total": ("reason",),
     "orca_prefix_cache_hit_tokens_total": (), "orca_load_report_age_seconds": (),
 }  # fmt: skip
 """Names and labels that dashboards depend on."""
@@ -161,6 +162,8 @@ async def test_the_books_balance_whatever_becomes_of_requests(
     assert outcomes == {"length": 3, "cancelled": 5, "deadline": 1, "error": 4}
     assert registry.by_tag("orca_requests_total", "api") == {"http": 3, "grpc": 10}
     assert registry.by_tag("orca_rejected_total", "reason") == {"overloaded": 1, "not_found": 1}
+    # the other two of the four errors: what an alert may wake somebody for
+    assert registry.by_tag("orca_failed_total", "reason") == {"internal": 1, "unavailable": 1}
     assert registry.total("orca_prompt_tokens_total") == sum(usage.prompt_tokens for usage in told if usage)
     assert registry.total("orca_generated_tokens_total") == sum(usage.completion_tokens for usage in told if usage)
     assert len(registry.of("orca_request_seconds")) == 13
