@@ -156,7 +156,9 @@ class Dispatcher:
         """A new request. Raises ``UnavailableError`` without any replica, unless it may wait for the first one, and
         ``OverloadedError`` (see the line).
         """
-        if not len(self._links) or (self.waker.works and self._links.none_stays):
+        nobody = not len(self._links) or (self.waker.works and self._links.none_stays)
+        # who is not to wait is judged by what probes are told: the last poll, and not links that are about to end
+        if nobody or (self.waker.works and not self.waker.may_wait and not self.heard.reports):
             self.waker.wake()
             if not self.waker.may_wait:
                 raise self.waker.no_replica()

@@ -29,7 +29,7 @@ from deployment.auth import KeyCheck, KeyGuard, NoKeys
 from deployment.choices import merged
 from deployment.config_sections import LimitsSection
 from deployment.errors import http_error
-from deployment.http_arrival import read_body, unless_disconnected
+from deployment.http_arrival import REQUEST_ID_HEADER, WithoutRequestId, read_body, unless_disconnected
 from deployment.openai_requests import FIELD_NAMES, OpenAIRequest, parse_chat, parse_completion, parse_json
 from deployment.openai_responses import Answer, sse, to_json
 from deployment.serving import GenerationCall, ServedChunk, Service, ServiceStatus
@@ -37,7 +37,6 @@ from orca_core.errors import InvalidRequestError, NotFoundError, OrcaError, Unav
 
 _log = logging.getLogger(__name__)
 
-REQUEST_ID_HEADER: Final = "x-request-id"
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 REPLICA_HEADER: Final = "x-orca-replica"
 _CLIENT_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -52,8 +51,13 @@ def build_app(
     limits: LimitsSection | None = None,
     wall_clock: Callable[[], float] = time.time,
     keys: KeyCheck | None = None,
+    *,
+    server_names_requests: bool = False,
 ) -> Starlette:
-    """The ASGI application. ``limits.max_prompt_bytes`` bounds a body; ``wall_clock``: Unix seconds."""
+    """The ASGI application. ``limits.max_prompt_bytes`` bounds a body; ``wall_clock``: Unix seconds.
+
+    ``server_names_requests``: the server itself adds ``x-request-id`` to each answer, as Serve's do.
+    """
     face = _HttpFace(service, limits or LimitsSection(), wall_clock)
     return Starlette(
         routes=[
@@ -65,7 +69,10 @@ def build_app(
             Route("/livez", face.livez, methods=["GET"]),
             Route("/readyz", face.readyz, methods=["GET"]),
         ],
-        middleware=[Middleware(KeyGuard, keys=keys or NoKeys())],
+        middleware=[
+            *([Middleware(WithoutRequestId)] if server_names_requests else ()),
+            Middleware(KeyGuard, keys=keys or NoKeys()),
+        ],
         exception_handlers={HTTPException: _routing_error, OrcaError: _plain_error, Exception: _plain_error},
     )
 
@@ -102,7 +109,7 @@ class _HttpFace:
 
     async def readyz(self, _: Request) -> Response:
         if not await self._service.ready():
-            raise UnavailableError("no replica is ready")
+            raise UnavailableError("no replica takes requests, or the service is draining")
         return _json({"status": "ready"})
 
     async def _generate(self, request: Request, parse: _Parser, prefix: str) -> Response:

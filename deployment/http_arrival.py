@@ -7,10 +7,11 @@ from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orca_core.errors import PayloadTooLargeError
 
+REQUEST_ID_HEADER: Final = "x-request-id"
 _RECEIVE_PAUSE_S: Final = 0.05
 
 T = TypeVar("T")
@@ -52,3 +53,22 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise PayloadTooLargeError(len(body), limit)
     return bytes(body)
+
+
+class WithoutRequestId:
+    """ASGI: answers of an application without its ``x-request-id``, for a server that adds the same one by itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection, as ASGI says."""
+
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                name = REQUEST_ID_HEADER.encode()
+                kept = [each for each in message.get("headers", ()) if each[0].lower() != name]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await self._app(scope, receive, send_without)

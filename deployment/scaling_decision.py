@@ -57,7 +57,8 @@ class State:
     """What one decision hands to the next. Times are seconds on our clock.
 
     ``up_since``, ``up_least``: since when more replicas were wanted without a break, and the fewest of these wishes;
-    ``down_since``, ``down_most``: the same for fewer. ``blind_since``: since when a replica has not been heard of.
+    ``down_since``, ``down_most``: the same for fewer. ``idle_since``: since when nobody has wanted anything.
+    ``blind_since``: since when a replica has not been heard of.
     ``full_rate``: tokens a second of a replica that had a queue, seen last at ``full_at``.
     """
 
@@ -66,6 +67,7 @@ class State:
     up_least: int = 0
     down_since: float | None = None
     down_most: int = 0
+    idle_since: float | None = None
     blind_since: float | None = None
     full_rate: float = 0.0
     full_at: float = -math.inf
@@ -103,7 +105,9 @@ def decide(now: float, state: State, facts: Facts, settings: Settings) -> Decisi
 
     Growing takes the smallest, shrinking the largest wish of the delay before it. A replica that does not report adds
     nothing, and for a downscale delay it keeps the number from shrinking. Among what holds against shrinking is the
-    token rate: a number of replicas that were full at a lower rate would soon be full again.
+    token rate: a number of replicas that were full at a lower rate would soon be full again. A service in which nobody
+    has wanted anything for the delay shrinks to its least; work that came and went between two reports is a want, and
+    while no replica runs yet, nobody could have had one.
     """
     state = _take_in(now, state, facts, settings)
     fresh = [s for s in state.seen.values() if now - s.received_at <= settings.stale_after_s]
@@ -111,14 +115,21 @@ def decide(now: float, state: State, facts: Facts, settings: Settings) -> Decisi
     blind = len(fresh) < max(1, len(facts.reports)) and facts.target > 0
     state = replace(state, blind_since=(state.blind_since if state.blind_since is not None else now) if blind else None)
     patience_s = max(settings.downscale_delay_s, settings.stale_after_s)
-    unsure = state.blind_since is not None and now - state.blind_since < patience_s
-    more, fewer = _wishes(depth, sum(s.rate for s in fresh), state, facts, settings)
+    starts = facts.target > 0 and not facts.reports
+    unsure = starts or (state.blind_since is not None and now - state.blind_since < patience_s)
+    worked = any(s.worked and s.received_at == now for s in fresh)
+    more, fewer = _wishes(depth, worked, sum(s.rate for s in fresh), state, facts, settings)
     state = _count_up(now, state, more, facts.target)
     state = _count_down(now, state, facts.target if unsure else fewer, facts.target)
+    state = _count_idle(now, state, depth.nothing and not worked and not unsure)
     if state.up_since is not None and now - state.up_since + _EPSILON >= settings.upscale_delay_s:
         return _changed(state, facts.target, state.up_least, depth, now - state.up_since)
+    least = max(facts.min_replicas, min(facts.target - 1, 1))  # Serve goes to zero from one only
+    idle_s = 0.0 if state.idle_since is None else now - state.idle_since
+    if state.idle_since is not None and idle_s + _EPSILON >= settings.downscale_delay_s and least < facts.target:
+        return _changed(state, facts.target, least, depth, idle_s)
     if state.down_since is not None and now - state.down_since + _EPSILON >= settings.downscale_delay_s:
-        return _changed(state, facts.target, state.down_most, depth, now - state.down_since)
+        return _changed(state, facts.target, max(state.down_most, least), depth, now - state.down_since)
     in_bounds = min(max(facts.target, facts.min_replicas), facts.max_replicas)
     held = ", held: not every replica reports" if unsure and fewer < facts.target else ""
     return Decision(in_bounds, state, f"{in_bounds} replicas: {depth}{held}")
@@ -150,11 +161,11 @@ def _take_in(now: float, state: State, facts: Facts, settings: Settings) -> Stat
     return replace(state, seen=seen, full_rate=full_rate, full_at=full_at)
 
 
-def _wishes(depth: Depth, rate: float, state: State, facts: Facts, settings: Settings) -> tuple[int, int]:
+def _wishes(depth: Depth, worked: bool, rate: float, state: State, facts: Facts, settings: Settings) -> tuple[int, int]:
     """(replicas to grow to, replicas to shrink to), within the bounds. The second is the greater or both are equal."""
     needed = depth.replicas / settings.target_ratio
     more = math.ceil(needed - _EPSILON)
-    if depth.nothing:
+    if depth.nothing and not worked:
         fewer = 0
     else:
         fewer = math.ceil(needed + SPARE - _EPSILON)
@@ -178,6 +189,10 @@ def _count_down(now: float, state: State, wanted: int, target: int) -> State:
     if state.down_since is None:
         return replace(state, down_since=now, down_most=wanted)
     return replace(state, down_most=max(state.down_most, wanted))
+
+
+def _count_idle(now: float, state: State, idle: bool) -> State:
+    return replace(state, idle_since=(now if state.idle_since is None else state.idle_since) if idle else None)
 
 
 def _changed(state: State, before: int, after: int, depth: Depth, lasted_s: float) -> Decision:

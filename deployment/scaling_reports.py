@@ -41,12 +41,14 @@ class Seen:
     """The last news of a replica. ``received_at``: seconds on our clock. ``rate``: its tokens a second, smoothed.
 
     ``full_from``: time on its clock and tokens when its present queue was first reported; ``None`` = it has none.
+    ``worked``: it has computed something since the report before, though it may have nothing to do now.
     """
 
     report: Report
     received_at: float
     rate: float = 0.0
     full_from: tuple[float, int] | None = None
+    worked: bool = False
 
     @property
     def full_rate(self) -> float:
@@ -65,7 +67,7 @@ def news(last: Seen | None, report: Report, now: float) -> Seen | None:
     if report.waiting:
         full_from = last.full_from if last is not None else None
         full_from = full_from or (report.taken_at, report.tokens)
-    return Seen(report, now, _rate(last, report), full_from)
+    return Seen(report, now, _rate(last, report), full_from, last is not None and report.tokens > last.report.tokens)
 
 
 def _rate(last: Seen | None, report: Report) -> float:

@@ -1,12 +1,14 @@
-"""What Serve logs in the ingress, without what is no failure."""
+"""The log files of Serve's actors: what we have to say is in them, at once, and not what is no failure."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from logging.handlers import MemoryHandler
 from typing import Final
 
 _LOGGER: Final = "ray.serve"
+_OURS: Final = ("deployment", "orca_core")
 _LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 
 
@@ -28,3 +30,32 @@ def leave_out_departures() -> None:
     logger = logging.getLogger(_LOGGER)
     if not any(isinstance(known, WithoutDepartures) for known in logger.filters):
         logger.addFilter(WithoutDepartures())
+
+
+class ToServe(logging.Handler):
+    """Hands records to Serve's logger, whichever handlers that has by then, and has them written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Into the file of this actor."""
+        serve = logging.getLogger(_LOGGER)
+        serve.handle(record)
+        for handler in serve.handlers:
+            handler.flush()
+
+
+def join_serve_log() -> None:
+    """What this package and the engine log from ``INFO`` on is in the file of the actor. A second time changes nothing.
+
+    Serve's throughput mode keeps a thousand lines, errors apart, before it writes any: as many as an actor may log in
+    its life. Here hardly anything is logged for a request, so there is nothing to save.
+    """
+    for handler in logging.getLogger(_LOGGER).handlers:
+        if isinstance(handler, MemoryHandler):
+            handler.capacity = 1
+            handler.flush()
+    for name in _OURS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, ToServe) for known in logger.handlers):
+            logger.addHandler(ToServe())
+            logger.setLevel(logging.INFO)
+            logger.propagate = False  # Serve turns what goes to stderr into lines of its own

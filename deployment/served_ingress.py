@@ -14,13 +14,14 @@ from deployment.overview import Around
 from deployment.peers import ServePeers
 from deployment.replica_set import ServeReplicaSet
 from deployment.scaling_board import RayStore, ScalingBoard
-from deployment.serve_log import leave_out_departures
+from deployment.serve_log import join_serve_log, leave_out_departures
 
 
 class ServedIngress(Ingress):
     """Loads the tokenizer, then serves. ``replicas``: the deployment handle of the replicas."""
 
     async def __init__(self, config: AppConfig, replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+        join_serve_log()
         leave_out_departures()
         keys = key_check(config.auth.api_keys_file)
         from orca_core.source import resolve_source
@@ -46,7 +47,7 @@ class ServedIngress(Ingress):
         """Called by Serve once the ingress is constructed: the HTTP face."""
         from deployment.http_api import build_app
 
-        return build_app(self, self._config.limits, keys=self.keys)
+        return build_app(self, self._config.limits, keys=self.keys, server_names_requests=True)
 
 
 def around(config: AppConfig) -> Around:

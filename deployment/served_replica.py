@@ -9,6 +9,7 @@ from typing import Any
 from deployment.garbage import spare_what_is_loaded
 from deployment.metrics import RayRegistry, ReplicaMetrics
 from deployment.replica import Replica, ReplicaEngine
+from deployment.serve_log import join_serve_log
 from orca_core.config import EngineConfig
 
 
@@ -19,6 +20,7 @@ class ServedReplica(Replica):
         from ray import serve
 
         use_threads(engine_config.threads)
+        join_serve_log()
         name = serve.get_replica_context().replica_id.unique_id
         metrics = ReplicaMetrics(RayRegistry(), name)
         engine = self.make_engine(replace(engine_config, memory_share=share_of_node()), metrics)

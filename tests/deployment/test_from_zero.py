@@ -136,6 +136,19 @@ async def test_refused_with_a_delay_where_it_is_not_to_wait(make: Make) -> None:
     assert caught.value.retry_after_s == 5.0
 
 
+async def test_refused_as_soon_as_a_poll_finds_nobody_though_the_links_are_still_open(make: Make) -> None:
+    """Probes say not ready then; who would be sent to a replica that is about to end would wait for the next one."""
+    plane = await at_zero(make, from_zero="refuse")
+    await start_one(plane, 0.0)
+    plane.replicas.names.clear()
+    await plane.poll()
+    assert len(plane.dispatcher._links) == 1
+    with pytest.raises(UnavailableError, match="no replica"):
+        plane.ask()
+    await settle()
+    assert plane.replicas.n_waiting == 1
+
+
 async def test_a_stream_whose_last_replica_is_lost_has_another_one_started(make: Make) -> None:
     plane = await at_zero(make)
     await start_one(plane, 0.0)

@@ -451,3 +451,13 @@ async def test_official_client(service: FakeService) -> None:
         service.error, service.fail_after = UnavailableError("the replica was lost"), 2
         with pytest.raises(openai.APIError, match="the replica was lost"):
             [c async for c in await client.chat.completions.create(**CHAT, stream=True)]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/models", "/v1/completions", "/nowhere"])
+async def test_where_the_server_names_requests_the_application_does_not(path: str) -> None:
+    """Two headers of one name read as one, with both ids in it."""
+    transport = httpx.ASGITransport(build_app(FakeService(), server_names_requests=True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for answer in (await client.get(path), await client.post(path, json={"prompt": "Hi"})):
+            assert "x-request-id" not in answer.headers
+            assert answer.headers["content-type"].startswith("application/json")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from logging.handlers import MemoryHandler
+from pathlib import Path
 
 import pytest
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve._private.grpc_util import get_grpc_response_status
 
-from deployment.serve_log import leave_out_departures
+from deployment.serve_log import join_serve_log, leave_out_departures
 
 
 @pytest.fixture
@@ -51,3 +53,50 @@ def test_what_fails_is_logged_with_its_stack(logged: pytest.LogCaptureFixture) -
     failure, line = logged.records
     assert (failure.levelname, failure.exc_info is not None) == ("ERROR", True)
     assert line.getMessage() == "a line without a stack"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """Serve's log as its throughput mode makes it: a thousand lines are kept before any is written."""
+    path = tmp_path / "replica.log"
+    serve, target = logging.getLogger(SERVE_LOGGER_NAME), logging.FileHandler(path)
+    handler = MemoryHandler(1000, target=target)
+    ours = {name: logging.getLogger(name) for name in ("deployment", "orca_core")}
+    before = {name: (logger.level, logger.propagate, list(logger.handlers)) for name, logger in ours.items()}
+    level = serve.level
+    serve.addHandler(handler)
+    serve.setLevel(logging.INFO)
+    yield path
+    serve.removeHandler(handler)
+    serve.setLevel(level)
+    for name, logger in ours.items():
+        logger.setLevel(before[name][0])
+        logger.propagate = before[name][1]
+        logger.handlers[:] = before[name][2]
+    handler.close()
+    target.close()
+
+
+def test_what_we_log_is_in_the_file_at_once_and_once(file: Path) -> None:
+    logging.getLogger(SERVE_LOGGER_NAME).info("began")
+    join_serve_log()
+    join_serve_log()
+    logging.getLogger("deployment.links").warning("replica %s is lost", "a")
+    logging.getLogger("orca_core.loader").info("so many slots")
+    logging.getLogger("orca_core.loader").debug("too much")
+    assert file.read_text().splitlines() == ["began", "replica a is lost", "so many slots"]
+    logging.getLogger(SERVE_LOGGER_NAME).info("and what Serve says")
+    assert file.read_text().splitlines()[-1] == "and what Serve says"
+
+
+def test_a_log_that_serve_has_set_up_anew_is_written_too(file: Path) -> None:
+    join_serve_log()
+    serve = logging.getLogger(SERVE_LOGGER_NAME)
+    anew = MemoryHandler(1000, target=logging.FileHandler(file.with_name("anew.log")))
+    serve.addHandler(anew)
+    logging.getLogger("deployment.links").warning("replica %s is lost", "b")
+    assert file.with_name("anew.log").read_text() == "replica b is lost\n"
+    serve.removeHandler(anew)
+    assert anew.target is not None
+    anew.target.close()
+    anew.close()

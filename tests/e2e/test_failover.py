@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -102,6 +103,15 @@ def test_every_stream_says_what_it_would_have_said(
     assert len({last.replica for last in lost}) == 1
     wait_for_two(server)
     server.settle()
+    assert f"replica {lost[0].replica} is lost" in actor_logs(server, "Ingress")
+    assert "slots" in actor_logs(server, "Replica"), "the engine says how it was set up"
+
+
+def actor_logs(server: Server, kind: str) -> str:
+    """What the actors of that kind have written to the files that the documentation names."""
+    (line,) = [line for line in server.log.read_text().splitlines() if line.startswith("logs: ")]
+    files = Path(line.removeprefix("logs: ")).glob(f"replica_orca_{kind}_*.log")
+    return "".join(file.read_text() for file in files)
 
 
 def test_requests_are_served_while_a_replica_is_gone(marked: tuple[Server, str], undisturbed: list[Answer]) -> None:
