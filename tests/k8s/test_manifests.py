@@ -16,7 +16,7 @@ from deployment.metrics import SPECS
 from k8s_check.__main__ import main
 from k8s_check.checking import check_objects
 from k8s_check.facts import NEEDED, Facts
-from k8s_check.objects import KNOWN_METRICS, metrics_in
+from k8s_check.monitoring import KNOWN_METRICS, metrics_in
 from k8s_check.outside import (
     LINTER_VARIABLE,
     MONITORING,

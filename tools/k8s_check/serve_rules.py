@@ -1,0 +1,67 @@
+"""What else a Serve config may say that does not fit: time limits, overrides, files that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from deployment.serve_document import SERVICERS
+from deployment.serve_file import ServeFile
+from k8s_check.kuberay import is_our_image
+from k8s_check.ray_shapes import Group, RayService, Workers
+
+_OURS: Final = (
+    "autoscaling_config", "graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s", "max_ongoing_requests",
+    "num_replicas", "user_config",
+)  # fmt: skip
+_OUR_ACTOR_OPTIONS: Final = ("memory", "num_cpus", "num_gpus")
+_FACES: Final = ("http_options", "grpc_options")
+
+
+def time_limits(_: RayService, file: ServeFile) -> Iterator[str]:
+    """Serve's own limit would end requests that ours lets go on."""
+    longest = file.app.limits.max_request_seconds
+    for face in _FACES:
+        limit = (file.document.get(face) or {}).get("request_timeout_s")
+        if limit is not None and 0 < limit < longest:
+            yield f"serveConfigV2: {face}.request_timeout_s {limit} cuts requests of {longest:g} s"
+
+
+def servicers(_: RayService, file: ServeFile) -> Iterator[str]:
+    """The health service, which gateways and gRPC clients ask."""
+    named = (file.document.get("grpc_options") or {}).get("grpc_servicer_functions") or []
+    for each in SERVICERS:
+        if named and each not in named:
+            yield f"serveConfigV2: grpc_options.grpc_servicer_functions lacks {each}"
+
+
+def overrides(_: RayService, file: ServeFile) -> Iterator[str]:
+    """A deployment's own section wins over what follows from ``args``, and the sums here are made with those."""
+    for each in file.document["applications"][0].get("deployments") or []:
+        said = [key for key in _OURS if key in each]
+        said += [
+            f"ray_actor_options.{key}" for key in _OUR_ACTOR_OPTIONS if key in (each.get("ray_actor_options") or {})
+        ]
+        for key in said:
+            yield f"serveConfigV2: deployments: {each.get('name')}.{key} overrides what follows from args: say it there"
+
+
+def files(service: RayService, file: ServeFile) -> Iterator[str]:
+    """Keys and certificates are mounted wherever there is a proxy; a model's folder is, or is in one's own image."""
+    http = file.document.get("http_options") or {}
+    wanted = {f"http_options.{key}": http.get(key) for key in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")}
+    args = file.document["applications"][0].get("args") or {}
+    wanted["auth.api_keys_file"] = (args.get("auth") or {}).get("api_keys_file")  # said there; not of our environment
+    for group, spec in service.groups():
+        for key, path in wanted.items():
+            if path and not _mounted(spec, path):
+                yield f"{group}: serveConfigV2: {key} {path}: nothing is mounted there"
+        source = file.app.model.source
+        built = isinstance(spec, Workers) and is_our_image(spec.container.image)
+        if built and source.startswith("/") and not _mounted(spec, source):
+            yield f"{group}: serveConfigV2: model.source {source}: nothing is mounted there"
+
+
+def _mounted(spec: Group, path: str) -> bool:
+    return any(PurePosixPath(path).is_relative_to(mount.mount_path) for mount in spec.container.volume_mounts)
