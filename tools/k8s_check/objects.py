@@ -12,7 +12,7 @@ from k8s_check.pod_shapes import PodSpec, Volume
 from k8s_check.pods import in_clear
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object
-from k8s_check.selecting import our_pods, selects
+from k8s_check.selecting import our_pods, selects, templates
 
 _ON_PODS: Final = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelector"}
 
@@ -20,7 +20,7 @@ _ON_PODS: Final = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelec
 def check(objects: list[Object], service: RayService) -> Iterator[str]:
     """All of this module's rules over the objects of one overlay."""
     yield from namespaces(objects, service)
-    for rule_of_all in (references, policies.network_policies, redis.check, model_cache.check):
+    for rule_of_all in (references, admission, policies.network_policies, redis.check, model_cache.check):
         yield from rule_of_all(objects, service)
     yield from monitoring.kinds(objects)
     for each in objects:
@@ -43,14 +43,33 @@ def namespaces(objects: list[Object], service: RayService) -> Iterator[str]:
         yield f"objects lie in several namespaces: {', '.join(sorted(map(str, found | {home})))}"
 
 
+def admission(objects: list[Object], service: RayService) -> Iterator[str]:
+    """A Namespace that is here lets its pods in: at `baseline` and above none that is half on the node."""
+    levels = [
+        (each["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
+        for each in objects if each["kind"] == "Namespace" and each["metadata"]["name"] == service.metadata.namespace
+    ]  # fmt: skip
+    if not {"baseline", "restricted"} & set(levels):
+        return
+    (raw,) = [each["spec"]["rayClusterConfig"] for each in objects if each["kind"] == "RayService"]
+    pods = [("head", raw["headGroupSpec"]), *((each["groupName"], each) for each in raw["workerGroupSpecs"])]
+    for group, made_of in pods:
+        pod = made_of["template"]["spec"]
+        said = [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+        said += ["hostPath"] if any("hostPath" in each for each in pod.get("volumes") or []) else []
+        yield from (f"{group}: {key}: namespace {service.metadata.namespace} lets no such pod in" for key in said)
+
+
 def references(objects: list[Object], service: RayService) -> Iterator[str]:
     """A ConfigMap or claim may be made elsewhere; nearly the name of one here that nobody mounts is a typo.
 
     Secrets are made by hand, and not looked for.
     """
     there = {(each["kind"], str(each["metadata"]["name"])) for each in objects}
-    wanted = [(group, volume.name, *each) for group, spec in service.groups() for volume in spec.template.spec.volumes
-              for each in mounted(volume)]  # fmt: skip
+    pods = [(group, spec.template.spec) for group, spec in service.groups()]
+    pods += [(f"{each['kind']}/{each['metadata']['name']}", PodSpec.model_validate(made_of["spec"]))
+             for each, made_of in templates(objects)]  # fmt: skip
+    wanted = [(group, volume.name, *each) for group, pod in pods for volume in pod.volumes for each in mounted(volume)]
     unused = there - {(kind, name) for *_, kind, name in wanted}
     for group, volume, kind, name in wanted:
         near = difflib.get_close_matches(name, [each for of, each in unused if of == kind], n=1, cutoff=0.8)
@@ -93,6 +112,8 @@ def template(each: Object, service: RayService, _: list[Object]) -> Iterator[str
             if mount.name not in [*claimed, *(volume.name for volume in pod.volumes)]:
                 yield f"container {container.name}: volumeMount {mount.name!r} has no volume"
         yield from (f"container {container.name}: {said}" for said in in_clear(container))
+    if each["kind"] == "Job" and pod.restart_policy not in ("Never", "OnFailure"):
+        yield f"restartPolicy of a Job must be Never or OnFailure, not {pod.restart_policy}"
     who = pod.security_context
     if not who.run_as_non_root or who.run_as_user == 0:
         yield "securityContext must say runAsNonRoot, and no user 0"

@@ -31,6 +31,8 @@ def names(service: RayService, _: Facts) -> Iterator[str]:
             for mount in container.volume_mounts:
                 if mount.name not in volumes:
                     yield f"{where}: volumeMount {mount.name!r} has no volume"
+            paths = [mount.mount_path for mount in container.volume_mounts]
+            yield from (f"{where}: mountPath {each} is given twice" for each in _twice(paths))
             yield from (f"{where}: env {each} is given twice" for each in _twice([e.name for e in container.env]))
             yield from (
                 f"{where}: port {each!r} is given twice" for each in _twice([p.name for p in container.ports if p.name])

@@ -97,9 +97,10 @@ def _ingress(
 
 def _lets_all_of(ours: Mapping[str, Mapping[str, str]], rule: Mapping[str, Any]) -> bool:
     """Whether a rule lets all pods of the cluster in, be it by one peer or by several."""
-    peers = [each for each in rule.get("from") or [] if "podSelector" in each and "ipBlock" not in each]
+    # a peer without a podSelector means all pods of some namespaces; that ours is one is left to the user
+    peers = [each for each in rule.get("from") or [] if "ipBlock" not in each]
     return not rule.get("from") or all(
-        any(selects(peer["podSelector"], labels) for peer in peers) for labels in ours.values()
+        any(selects(peer.get("podSelector", {}), labels) for peer in peers) for labels in ours.values()
     )
 
 
