@@ -62,7 +62,7 @@ proto-check: setup ## fail where deployment/pb is not what proto/ gives
 	$(BIN)/python tools/generate_proto.py --check
 
 k8s-check: setup ## render every overlay of k8s/ and say what is wrong; says what it skipped for want of a tool
-	PYTHONPATH=tools $(BIN)/python -m k8s_check
+	PYTHONPATH=tools $(BIN)/python -m k8s_check $(ARGS)
 
 k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernetes' schemas, 40 MB
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r k8s/requirements.txt

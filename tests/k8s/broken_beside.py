@@ -21,7 +21,8 @@ BESIDE: dict[str, Case] = {
     "policy that lets nothing out": (
         "gpu", put("spec.policyTypes", ["Ingress", "Egress"], NP), "head reaches nobody"),
     "dashboard for everybody": (
-        "gpu", add("spec.ingress.3.ports", {"protocol": "TCP", "port": 8265}, NP), "opens port 8265 (dashboard) to every"),
+        "gpu", add("spec.ingress.3.ports", {"protocol": "TCP", "port": 8265}, NP),
+        "opens port 8265 (dashboard) to every"),
     "GCS for every address": (
         "gpu", add("spec.ingress", {"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 6379}]}, NP),
         "opens port 6379 (GCS) to everybody"),
@@ -35,16 +36,20 @@ BESIDE: dict[str, Case] = {
     "monitor: unknown field": (
         "gpu", put("spec.podMetricEndpoints", [], PM), "unknown field; did you mean podMetricsEndpoints?"),
     "monitor: path": ("gpu", put("spec.podMetricsEndpoints.0.path", "/metric", PM), "path /metric is not where Ray"),
-    "monitor: no endpoint of ours": ("gpu", drop("spec.podMetricsEndpoints.0", PM), "has no endpoint for the port metrics"),
+    "monitor: no endpoint of ours": (
+        "gpu", drop("spec.podMetricsEndpoints.0", PM), "has no endpoint for the port metrics"),
     "monitor: other namespace": (
         "gpu", put("spec.namespaceSelector", {"matchNames": ["default"]}, PM), "looks into default, not into orca"),
     "monitor: other pods": (
-        "gpu", put("spec.selector.matchLabels", {"app": "x"}, PM), "PodMonitor/orca-serve: does not select the pods of"),
-    "monitor: kind": ("gpu", put("kind", "PodMonitors", PM), "no kind of monitoring.coreos.com; did you mean PodMonitor?"),
+        "gpu", put("spec.selector.matchLabels", {"app": "x"}, PM),
+        "PodMonitor/orca-serve: does not select the pods of"),
+    "monitor: kind": (
+        "gpu", put("kind", "PodMonitors", PM), "no kind of monitoring.coreos.com; did you mean PodMonitor?"),
     "metric without its prefix": (
         "gpu", put("spec.groups.0.rules.0.expr", "absent(orca_slots_total)", PR), "knows orca_slots_total as ray_orca"),
     "metric with half a prefix": (
-        "gpu", text(BOARD, "orca-serve.json", "ray_orca_slots_used", "rayorca_slots_used"), "knows rayorca_slots_used as"),
+        "gpu", text(BOARD, "orca-serve.json", "ray_orca_slots_used", "rayorca_slots_used"),
+        "knows rayorca_slots_used as"),
     "label of another metric": (
         "gpu", put("spec.groups.0.rules.0.expr", 'ray_orca_slots_total{outcome="x"}', PR), "has no label outcome"),
     "label with a typo": (
@@ -63,7 +68,8 @@ BESIDE: dict[str, Case] = {
     "route to the dashboard": (
         "gpu+", add("spec.rules.0.backendRefs", {"name": "orca-head-svc", "port": 8265}, "HTTPRoute"), "is the head"),
     "backend's time limit": (
-        "gpu+", put("spec.rules.0.timeouts", {"backendRequest": "10s"}, "HTTPRoute"), "timeouts.backendRequest 10s cuts"),
+        "gpu+", put("spec.rules.0.timeouts", {"backendRequest": "10s"}, "HTTPRoute"),
+        "timeouts.backendRequest 10s cuts"),
     "listener without a certificate": (
         "gpu+", drop("spec.listeners.0.tls.certificateRefs", "Gateway"), "listener https: needs certificateRefs"),
     "listener that passes TLS on": (

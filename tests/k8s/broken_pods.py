@@ -29,7 +29,8 @@ PODS: dict[str, Case] = {
     "memory in Mi for Gi": (
         "cpu", put(f"{RAY}.resources", {"limits": {"cpu": "3", "memory": "4Mi"}}), "memory limit 4Mi is too little"),
     "memory in thousandths": (
-        "cpu", put(f"{RAY}.resources", {"limits": {"cpu": "3", "memory": "4096m"}}), "4096m is in thousandths of a byte"),
+        "cpu", put(f"{RAY}.resources", {"limits": {"cpu": "3", "memory": "4096m"}}),
+        "4096m is in thousandths of a byte"),
     "limit of 3k CPUs and no room for them": (
         "cpu", both(put(f"{RAY}.resources.limits.cpu", "3k"), put(f"{RAY}.resources.requests.cpu", "4k")),
         "cpu request 4k is above its limit 3k"),
@@ -38,7 +39,8 @@ PODS: dict[str, Case] = {
     "two mounts at one place": (
         "cpu", add(f"{RAY}.volumeMounts", {"name": "tmp", "mountPath": "/tmp"}), "mountPath /tmp is given twice"),
     "autoscaler without a token": (
-        "cpu", put(f"{HEAD_POD}.automountServiceAccountToken", False), "head: automountServiceAccountToken must not be"),
+        "cpu", put(f"{HEAD_POD}.automountServiceAccountToken", False),
+        "head: automountServiceAccountToken must not be"),
     "autoscaler that may do more": (
         "cpu", drop(f"{CLUSTER}.autoscalerOptions.securityContext"), "autoscalerOptions.securityContext must have"),
     "keys nobody can read": (
@@ -66,7 +68,8 @@ PODS: dict[str, Case] = {
         "cpu", put(f"{HEAD}.rayStartParams", {"num-cpus": "0", "dashboard-host": "127.0.0.1"}),
         "dashboard-host 127.0.0.1: the operator would not reach it"),
     "parameter that Ray does not know": (
-        "cpu", put(f"{WORKERS}.rayStartParams", {"num-gpu": "1"}), "workers: rayStartParams: ray start knows no --num-gpu"),
+        "cpu", put(f"{WORKERS}.rayStartParams", {"num-gpu": "1"}),
+        "workers: rayStartParams: ray start knows no --num-gpu"),
     "labels as a parameter": (
         "cpu", put(f"{WORKERS}.rayStartParams", {"labels": "a=b"}), "the operator refuses labels"),
     "two groups of one name": (
@@ -101,14 +104,17 @@ SERVE: dict[str, Case] = {
         "cpu", config("    args:", "    deployments: [{name: Replica, ray_actor_options: {num_cpus: 16}}]\n    args:"),
         "deployments: Replica.ray_actor_options.num_cpus overrides"),
     "keys that nothing mounts": (
-        "cpu", config("    args:", "    args:\n      auth: {api_keys_file: /k/keys}"), "auth.api_keys_file /k/keys: nothing is"),
+        "cpu", config("    args:", "    args:\n      auth: {api_keys_file: /k/keys}"),
+        "auth.api_keys_file /k/keys: nothing is"),
     "certificate that nothing mounts": (
         "cpu", config("  port: 8000", "  port: 8000\n  ssl_certfile: /c/x.pem\n  ssl_keyfile: /c/x.key"),
         "http_options.ssl_certfile /c/x.pem: nothing is mounted"),
     "model that nothing mounts": (
-        "gpu", config("source: smollm2-135m-instruct", "source: /weights/m"), "model.source /weights/m: nothing is mounted"),
+        "gpu", config("source: smollm2-135m-instruct", "source: /weights/m"),
+        "model.source /weights/m: nothing is mounted"),
     "ingress that fits beside no replica": (
-        "cpu", config("num_cpus: 0.5", "num_cpus: 1.5"), "hold 4 replicas, but not 2 ingresses of 1.5 CPUs beside them"),
+        "cpu", config("num_cpus: 0.5", "num_cpus: 1.5"),
+        "hold 4 replicas, but not 2 ingresses of 1.5 CPUs beside them"),
     "K and V of more than the pod": (
         "cpu", config("536870912", "8589934592"), "engine.max_kv_bytes 8589934592 of 1 replicas is no less than"),
     "alert on none where there may be none": (

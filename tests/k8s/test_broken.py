@@ -105,7 +105,8 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
     "mount without a volume": (
         "cpu", add(f"{RAY}.volumeMounts", {"name": "data", "mountPath": "/d"}), "volumeMount 'data' has no volume"),
     "mount of a ConfigMap that is not there": (
-        "gpu", both(put(f"{POD}.volumes.2.configMap.name", "orca-modl"), put("spec.template.spec.volumes.1.configMap.name",
+        "gpu", both(put(f"{POD}.volumes.2.configMap.name",
+        "orca-modl"), put("spec.template.spec.volumes.1.configMap.name",
         "orca-modl", "Job")), "no ConfigMap orca-modl; did you mean orca-model?"),
     "old annotation of fault tolerance": (
         "gpu+", put("metadata.annotations", {"ray.io/ft-enabled": "true"}),

@@ -25,6 +25,7 @@ from k8s_check.outside import (
     alert_problems,
     core_problems,
     linter_problems,
+    rule_problems,
 )
 from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, parse, render
 
@@ -167,3 +168,65 @@ def test_a_failure_to_render_is_told(kubectl: str, tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("resources: [gone.yaml]")
     with pytest.raises(RenderError, match=r"gone\.yaml"):
         render(kubectl, tmp_path)
+
+
+def own_kustomization(folder: Path, images: str) -> Path:
+    base = os.path.relpath(ROOT / "k8s" / "overlays" / "cpu", folder.resolve())
+    (folder / "kustomization.yaml").write_text(f"resources: [{base}]\nimages: [{images}]\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("images", "code", "said"),
+    [
+        ("{name: registry.example.com/orca-serve, newName: r.example.net/orca-serve}", 0, "0 problems"),
+        (
+            "{name: orca-serve, newName: r.example.net/orca-serve}",
+            1,
+            "images: [{name: registry.example.com/orca-serve,",
+        ),
+    ],
+)
+def test_a_kustomization_of_ones_own(
+    kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], images: str, code: int, said: str
+) -> None:
+    assert main([str(own_kustomization(tmp_path, images))]) == code
+    out = capsys.readouterr().out
+    assert said in out
+    assert f"k8s-check: {tmp_path}:" in out
+    assert "looked at your own folders: 1 checked" in out
+
+
+def test_a_folder_that_is_not_there(kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 1
+    assert "nowhere: not ok" in capsys.readouterr().out
+
+
+def test_a_missing_tool_is_an_error_where_it_is_strict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv(KUBECTL_VARIABLE, raising=False)
+    monkeypatch.delenv(PROMTOOL_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert main(["--strict"]) == 1
+    assert "missing: all manifests: no kubectl" in capsys.readouterr().out
+
+
+def test_rules_are_shown_to_promtool_as_they_were_rendered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendered: Callable[[str], list[Object]]
+) -> None:
+    promtool = tmp_path / "promtool"
+    promtool.write_text("#!/bin/sh\ngrep -o 'record: query:0' $3; grep -c 'alert: OrcaNoReplica' $3; exit 1\n")
+    promtool.chmod(0o755)
+    monkeypatch.setenv(PROMTOOL_VARIABLE, str(promtool))
+    said = rule_problems(rendered("gpu"))
+    assert "PrometheusRule/orca-serve: 1" in said
+    assert "ConfigMap/orca-dashboard: record: query:0" in said
+
+
+def test_promtool_takes_every_query_of_the_dashboard(rendered: Callable[[str], list[Object]]) -> None:
+    try:
+        assert rule_problems(rendered("gpu")) == []
+    except MissingToolError as error:
+        pytest.skip(str(error))

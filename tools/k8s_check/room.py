@@ -36,7 +36,8 @@ def memory(service: RayService, file: ServeFile) -> Iterator[str]:
     if most is None or file.app.replicas.num_gpus > 0:
         return
     for group in service.cluster.worker_group_specs:
-        limit, n = number(group.container.resources.limits.get("memory")), replicas_on(group, file.app)
+        limit = number(group.container.resources.limits.get("memory"))
+        n = min(replicas_on(group, file.app), file.app.replicas.max)
         if n and limit and most * n >= limit:
             yield f"{group.group_name}: engine.max_kv_bytes {most} of {n} replicas is no less than the pod's memory"
 
