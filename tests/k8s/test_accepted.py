@@ -65,6 +65,23 @@ def pulled_from(image: str) -> Change:
     return change
 
 
+def with_a_group_for_ingresses(objects: list[Object]) -> None:
+    """CPUs alone, no weights: where the GPU workers may all go, these keep the doors."""
+    groups = the(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    groups[0].update(minReplicas=0)
+    group = copy.deepcopy(groups[0])
+    group.update(groupName="ingresses", replicas=2, minReplicas=2, maxReplicas=2)
+    pod = group["template"]["spec"]
+    del pod["initContainers"], pod["tolerations"]
+    pod["volumes"] = [each for each in pod["volumes"] if each["name"] in ("tmp", "api-keys")]
+    (container,) = pod["containers"]
+    container["resources"] = {"limits": {"cpu": "2", "memory": "4Gi"}}
+    container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] in ("tmp", "api-keys")]
+    groups.append(group)
+    config("min: 2", "min: 0")(objects)
+    put("spec.groups.0.rules.0.expr", "absent(ray_orca_load_report_age_seconds)", "PrometheusRule")(objects)
+
+
 ACCEPTED: dict[str, tuple[str, Change]] = {
     "imagePullSecrets": ("cpu", put(f"{POD}.imagePullSecrets", [{"name": "regcred"}])),
     "runtimeClassName": ("gpu", put(f"{POD}.runtimeClassName", "nvidia")),
@@ -95,6 +112,7 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "limits of Serve above ours": ("cpu", config("  port: 8000", "  port: 8000\n  request_timeout_s: 301")),
     "override of what is Serve's own": (
         "cpu", config("    args:", "    deployments: [{name: Replica, health_check_period_s: 5}]\n    args:")),
+    "a group for ingresses": ("gpu", with_a_group_for_ingresses),
     "policies that add up": ("gpu", another(DENY)),
     "policy for the cluster's namespace": (
         "gpu", put("spec.ingress.0.from.0",

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from deployment.serve_file import parse_serve_text
 from k8s_check.pod_shapes import PodSpec
-from k8s_check.ray_shapes import RayService
+from k8s_check.ray_shapes import RayService, Workers
 from k8s_check.render import Object
+from k8s_check.room import replicas_on
 from k8s_check.selecting import templates
 from k8s_check.shapes import Container
+from orca_core.errors import ConfigError
 
 _FIND: Final = "find_model.py"
 _CACHE: Final = "HF_HUB_CACHE"
@@ -23,7 +26,7 @@ def check(objects: list[Object], service: RayService) -> Iterator[str]:
     for group, spec in service.groups():
         pod = spec.template.spec
         cache = spec.container.value(_CACHE)
-        reads = spec is not service.head and cache is not None and _offline(spec.container)
+        reads = isinstance(spec, Workers) and cache is not None and _offline(spec.container) and _serves(spec, service)
         if reads and not any(_is_under(str(cache), mount.mount_path) for mount in spec.container.volume_mounts):
             yield f"RayService/{service.metadata.name}: {group}: nothing is mounted at {_CACHE} {cache}"
         for container in pod.init_containers:
@@ -97,6 +100,14 @@ def _claim(pod: PodSpec, container: Container, path: str) -> str | None:
                 if volume.name == mount.name and volume.persistent_volume_claim:
                     return volume.persistent_volume_claim.claim_name
     return None
+
+
+def _serves(group: Workers, service: RayService) -> bool:
+    """Whether a pod of the group holds a replica: one for ingresses alone reads no weights."""
+    try:
+        return replicas_on(group, parse_serve_text(service.spec.serve_config_v2).app) > 0
+    except ConfigError:
+        return False  # said elsewhere
 
 
 def _is_under(path: str, folder: str) -> bool:

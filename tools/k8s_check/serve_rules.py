@@ -10,6 +10,7 @@ from deployment.serve_document import SERVICERS
 from deployment.serve_file import ServeFile
 from k8s_check.kuberay import is_our_image
 from k8s_check.ray_shapes import Group, RayService, Workers
+from k8s_check.room import replicas_on
 
 _OURS: Final = (
     "autoscaling_config", "graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s", "max_ongoing_requests",
@@ -58,7 +59,7 @@ def files(service: RayService, file: ServeFile) -> Iterator[str]:
             if path and not _mounted(spec, path):
                 yield f"{group}: serveConfigV2: {key} {path}: nothing is mounted there"
         source = file.app.model.source
-        built = isinstance(spec, Workers) and is_our_image(spec.container.image)
+        built = isinstance(spec, Workers) and replicas_on(spec, file.app) > 0 and is_our_image(spec.container.image)
         if built and source.startswith("/") and not _mounted(spec, source):
             yield f"{group}: serveConfigV2: model.source {source}: nothing is mounted there"
 
