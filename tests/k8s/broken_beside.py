@@ -8,6 +8,8 @@ NP, PM, PR, PDB = "NetworkPolicy", "PodMonitor", "PrometheusRule", "PodDisruptio
 BOARD = "ConfigMap/orca-dashboard"
 
 BESIDE: dict[str, Case] = {
+    "policy of nothing": ("gpu", drop("spec", NP), "a field is missing"),
+    "route that is no list": ("gpu+", put("spec.rules", {"a": 1}, "HTTPRoute"), "HTTPRoute/orca: a field is missing"),
     "policy that misses all pods": (
         "gpu", put("spec.podSelector.matchLabels", {"app.kubernetes.io/name": "orca"}, NP),
         "NetworkPolicy/orca: does not select the pods of head"),

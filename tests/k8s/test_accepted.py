@@ -112,6 +112,15 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "limits of Serve above ours": ("cpu", config("  port: 8000", "  port: 8000\n  request_timeout_s: 301")),
     "override of what is Serve's own": (
         "cpu", config("    args:", "    deployments: [{name: Replica, health_check_period_s: 5}]\n    args:")),
+    "ingresses beside replicas that are spread": (
+        "cpu", both(config("num_cpus: 2", "num_cpus: 1"), config("replicas: 2\n        num_cpus: 0.5",
+                                                                 "replicas: 4\n        num_cpus: 2"))),
+    "half a CPU as a number": ("cpu", put(f"{CLUSTER}.autoscalerOptions.resources.limits.cpu", 0.5)),
+    "a kind of the same name": (
+        "gpu", both(beside("NetworkPolicy", "projectcalico.org/v3", {"selector": "all()"}),
+                    beside("Gateway", "networking.istio.io/v1", {"servers": []}),
+                    beside("Service", "serving.knative.dev/v1", {"template": {"spec": {}}}),
+                    beside("Job", "batch.volcano.sh/v1alpha1", {"tasks": []}))),
     "a group for ingresses": ("gpu", with_a_group_for_ingresses),
     "policies that add up": ("gpu", another(DENY)),
     "policy for the cluster's namespace": (

@@ -20,6 +20,16 @@ _SPECS: Final[dict[str, type[BaseModel]]] = {
 }
 
 
+_GROUPS: Final = {
+    "RayService": "ray.io", "Namespace": "", "ConfigMap": "", "PersistentVolumeClaim": "", "Service": "",
+    "Job": "batch", "StatefulSet": "apps", "PodDisruptionBudget": "policy", "NetworkPolicy": "networking.k8s.io",
+    "PodMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com",
+    "Gateway": "gateway.networking.k8s.io", "HTTPRoute": "gateway.networking.k8s.io",
+    "GRPCRoute": "gateway.networking.k8s.io",
+}  # fmt: skip
+"""Of the kinds there are rules for. Others use the same words: Istio's Gateway, Calico's NetworkPolicy."""
+
+
 def check_text(text: str, facts: Facts) -> list[str]:
     """What is wrong with the rendered objects of an overlay, one line each; empty where nothing is."""
     try:
@@ -31,6 +41,7 @@ def check_text(text: str, facts: Facts) -> list[str]:
 
 def check_objects(found: list[Object], facts: Facts) -> list[str]:
     """The same for objects that were parsed already."""
+    found = [each for each in found if _is_of_its_group(each)]
     problems = [problem for each in found for problem in shape_problems(each)]
     services = [each for each in found if each["kind"] == "RayService"]
     if len(services) != 1:
@@ -46,6 +57,11 @@ def check_objects(found: list[Object], facts: Facts) -> list[str]:
     ]
     problems += [f"{where}: {problem}" for problem in serving.check(service, facts)]
     return problems + list(objects.check(found, service))
+
+
+def _is_of_its_group(each: Object) -> bool:
+    group = str(each.get("apiVersion")).rpartition("/")[0]
+    return _GROUPS.get(each["kind"], group) == group
 
 
 def shape_problems(each: Object) -> Iterator[str]:

@@ -19,15 +19,22 @@ _ON_PODS: Final = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelec
 
 def check(objects: list[Object], service: RayService) -> Iterator[str]:
     """All of this module's rules over the objects of one overlay."""
-    yield from namespaces(objects, service)
-    for rule_of_all in (references, admission, policies.network_policies, redis.check, model_cache.check):
-        yield from rule_of_all(objects, service)
+    for rule_of_all in (namespaces, references, admission, policies.network_policies, redis.check, model_cache.check):
+        yield from _carefully(rule_of_all(objects, service))
     yield from monitoring.kinds(objects)
     for each in objects:
         rule = _BY_KIND.get(each["kind"])
         if rule is not None:
             name = each.get("metadata", {}).get("name")
-            yield from (f"{each['kind']}/{name}: {problem}" for problem in rule(each, service, objects))
+            yield from (f"{each['kind']}/{name}: {problem}" for problem in _carefully(rule(each, service, objects)))
+
+
+def _carefully(problems: Iterator[str]) -> Iterator[str]:
+    """Objects beside the RayService have no shape of their own: what a rule cannot read is said, and is no crash."""
+    try:
+        yield from problems
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        yield f"a field is missing, or of another type than Kubernetes wants: {error!r}"
 
 
 def namespaces(objects: list[Object], service: RayService) -> Iterator[str]:

@@ -14,7 +14,7 @@ _SCALES: Final[Mapping[str, float]] = {
 }  # fmt: skip
 
 
-def number(quantity: str | int | None) -> float:
+def number(quantity: str | float | None) -> float:
     """What a quantity stands for: CPUs, bytes, pieces; 0 where there is none. Raises ``ValueError`` for no quantity."""
     if quantity is None:
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from deployment.config import AppConfig
 from deployment.serve_file import ServeFile
@@ -10,7 +11,8 @@ from k8s_check.quantities import number
 from k8s_check.ray_shapes import RayService, Workers
 from k8s_check.sizes import GPU
 
-_ROUNDING = 1e-6
+_ROUNDING: Final = 1e-6
+_NOT_POSSIBLE: Final = -1_000_000_000
 
 
 def room(service: RayService, file: ServeFile) -> Iterator[str]:
@@ -23,7 +25,7 @@ def room(service: RayService, file: ServeFile) -> Iterator[str]:
     fits = sum(replicas_on(group, app) * group.max_replicas * group.num_of_hosts for group in groups)
     if fits < app.replicas.max:
         yield f"maxReplicas of the workers hold {fits} replicas, serveConfigV2 wants {app.replicas.max}"
-    elif not _all_fit(groups, app):
+    elif app.ingress.num_cpus > 0 and _most_ingresses(groups, app) < app.ingress.replicas:
         yield (
             f"maxReplicas of the workers hold {app.replicas.max} replicas, but not {app.ingress.replicas} ingresses of "
             f"{app.ingress.num_cpus:g} CPUs beside them"
@@ -49,24 +51,20 @@ def replicas_on(group: Workers, app: AppConfig) -> int:
     return by_cpu if app.replicas.num_gpus == 0 else min(by_cpu, int(gpus / app.replicas.num_gpus + _ROUNDING))
 
 
-def _all_fit(groups: list[Workers], app: AppConfig) -> bool:
-    """Replicas where they fit, scarcest pods last for ingresses; then ingresses into what is left of each pod."""
-    left = [_has(group)[0] for group in groups for _ in range(group.max_replicas * group.num_of_hosts)]
-    holds = [replicas_on(group, app) for group in groups for _ in range(group.max_replicas * group.num_of_hosts)]
-    size, want, ingress = app.replicas.num_cpus, app.replicas.max, app.ingress.num_cpus
-    if ingress <= 0:
-        return True
-    # a pod gives up the fewest ingresses for a replica first: of those that hold any, in the order of what that costs
-    order = sorted(range(len(left)), key=lambda pod: _cost(left[pod], size, ingress))
-    for pod in order:
-        placed = min(holds[pod], want)
-        left[pod] -= placed * size
-        want -= placed
-    return want == 0 and sum(int(cpus / ingress + _ROUNDING) for cpus in left) >= app.ingress.replicas
+def _most_ingresses(groups: list[Workers], app: AppConfig) -> int:
+    """How many ingresses fit beside all replicas, these placed in the best way there is.
 
-
-def _cost(cpus: float, size: float, ingress: float) -> int:
-    return int(cpus / ingress + _ROUNDING) - int(max(cpus - size, 0.0) / ingress + _ROUNDING)
+    Over the pods, one after the other: the most ingresses for each number of replicas placed so far.
+    """
+    want, size, ingress = app.replicas.max, app.replicas.num_cpus, app.ingress.num_cpus
+    most = [0] + [_NOT_POSSIBLE] * want
+    for group in groups:
+        holds = min(replicas_on(group, app), want)
+        beside = [int((_has(group)[0] - n * size) / ingress + _ROUNDING) for n in range(holds + 1)]
+        for _ in range(group.max_replicas * group.num_of_hosts):
+            for placed in range(want, -1, -1):
+                most[placed] = max(most[placed - n] + beside[n] for n in range(min(holds, placed) + 1))
+    return most[want]
 
 
 def _has(group: Workers) -> tuple[float, float]:

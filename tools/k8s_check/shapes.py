@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-Quantity = Annotated[str, Field(pattern=r"^(\d*\.?\d+|\d+\.)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")] | int
+Quantity = Annotated[str, Field(pattern=r"^(\d*\.?\d+|\d+\.)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")] | int | float
 LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?$")]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?$")]
 Labels = dict[LabelKey, LabelValue]
