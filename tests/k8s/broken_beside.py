@@ -120,7 +120,7 @@ REDIS_AND_MODELS: dict[str, Case] = {
         "lies on the claim elsewhere, workers have orca-models"),
     "model: Job that may not write": ("gpu", put(f"{JOB}.volumeMounts.0.readOnly", True, "Job"), "is mounted readOnly"),
     "model: claim that may not be written": (
-        "gpu", put("spec.template.spec.volumes.0.persistentVolumeClaim.readOnly", True, "Job"), "a claim is readOnly"),
+        "gpu", put("spec.template.spec.volumes.0.persistentVolumeClaim.readOnly", True, "Job"), "is mounted readOnly"),
     "model: Job that restarts": (
         "gpu", put("spec.template.spec.restartPolicy", "Always", "Job"), "must be Never or OnFailure"),
     "model: token in clear": (

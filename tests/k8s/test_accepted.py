@@ -115,6 +115,19 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "ingresses beside replicas that are spread": (
         "cpu", both(config("num_cpus: 2", "num_cpus: 1"), config("replicas: 2\n        num_cpus: 0.5",
                                                                  "replicas: 4\n        num_cpus: 2"))),
+    "token that is no secret": ("cpu", both(env(HEAD_RAY, "EOS_TOKEN", "</s>"), env(RAY, "EOS_TOKEN", "</s>"))),
+    "own image with a model and a user": (
+        "cpu", both(pulled_from("r.example.net/serving:1"), config("source: smollm2-135m-instruct", "source: /opt/m"),
+                    put(f"{POD}.securityContext.runAsUser", 2000))),
+    "two monitors": (
+        "gpu", both(put("spec.selector.matchLabels", {"ray.io/node-type": "head"}, "PodMonitor"),
+                    beside("PodMonitor", "monitoring.coreos.com/v1",
+                           {"selector": {"matchLabels": {"ray.io/node-type": "worker"}},
+                            "podMetricsEndpoints": [{"portNumber": 8080}]}))),
+    "route to a service of a like name": (
+        "gpu+", beside("HTTPRoute", "gateway.networking.k8s.io/v1",
+                       {"parentRefs": [{"name": "orca"}],
+                        "rules": [{"backendRefs": [{"name": "orca-ui", "port": 80}]}]})),
     "half a CPU as a number": ("cpu", put(f"{CLUSTER}.autoscalerOptions.resources.limits.cpu", 0.5)),
     "a kind of the same name": (
         "gpu", both(beside("NetworkPolicy", "projectcalico.org/v3", {"selector": "all()"}),

@@ -58,10 +58,11 @@ def _job(container: Container, pod: PodSpec, service: RayService) -> Iterator[st
             yield f"{_CACHE} is {own}, {group.group_name} have {cache}"
         elif wanted is not None and found != wanted:
             yield f"{_CACHE} {own} lies on the claim {found}, {group.group_name} have {wanted}"
-    if own and any(mount.read_only for mount in container.volume_mounts if _is_under(own, mount.mount_path)):
-        yield f"{_CACHE} {own} is mounted readOnly"
-    if own and any(each.persistent_volume_claim and each.persistent_volume_claim.read_only for each in pod.volumes):
-        yield "a claim is readOnly: it can write nothing"
+    for mount in container.volume_mounts:
+        volumes = [each.persistent_volume_claim for each in pod.volumes if each.name == mount.name]
+        sealed = mount.read_only or any(claim is not None and claim.read_only for claim in volumes)
+        if own and sealed and _is_under(own, mount.mount_path):
+            yield f"{_CACHE} {own} is mounted readOnly"
 
 
 def _script(container: Container, pod: PodSpec, objects: list[Object]) -> Iterator[str]:

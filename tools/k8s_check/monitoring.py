@@ -44,22 +44,25 @@ def kinds(objects: list[Object]) -> Iterator[str]:
             yield f"{each['kind']}/{each['metadata']['name']}: no kind of {_GROUP}{hint}"
 
 
-def pod_monitor(each: Object, service: RayService, _: list[Object]) -> Iterator[str]:
-    """Scrapes ports that pods declare, of pods that are ours, where they are."""
+def pod_monitor(each: Object, service: RayService, objects: list[Object]) -> Iterator[str]:
+    """Scrapes ports that pods declare, of pods that are ours, where they are; several may share the work."""
     spec, ours = each["spec"], our_pods(service)
-    missed = [group for group, labels in ours.items() if not selects(spec.get("selector"), labels)]
-    if len(missed) == len(ours) and not str(each["metadata"]["name"]).startswith("orca"):
+    monitors = [other["spec"] for other in objects if other["kind"] == "PodMonitor"]
+    scraping = [one for one in monitors if any(selects(one.get("selector"), labels) for labels in ours.values())]
+    if spec not in scraping and not str(each["metadata"]["name"]).startswith("orca"):
         return  # somebody else's
-    yield from (f"does not select the pods of {group}" for group in missed)
-    endpoints = spec.get("podMetricsEndpoints") or []
+    for group, labels in ours.items():
+        if not any(selects(one.get("selector"), labels) for one in scraping):
+            yield f"does not select the pods of {group}"
     ports = {port.name for _, group in service.groups() for port in group.container.ports}
-    for endpoint in endpoints:
+    for endpoint in spec.get("podMetricsEndpoints") or []:
         if "port" in endpoint and endpoint["port"] not in ports:
             yield f"port {endpoint['port']!r} is declared by no container"
         if endpoint.get("path", "/metrics") != "/metrics":
             yield f"path {endpoint['path']} is not where Ray has its metrics: /metrics"
-    numbers = {service.head.container.port("metrics"), "metrics"}
-    if not any(numbers & {endpoint.get("port"), endpoint.get("portNumber")} for endpoint in endpoints):
+    wanted = {service.head.container.port("metrics"), "metrics"}
+    endpoints = [endpoint for one in scraping for endpoint in one.get("podMetricsEndpoints") or []]
+    if not any(wanted & {endpoint.get("port"), endpoint.get("portNumber")} for endpoint in endpoints):
         yield "has no endpoint for the port metrics, where ours are"
     where = spec.get("namespaceSelector") or {}
     own, home = each["metadata"].get("namespace"), service.metadata.namespace or None

@@ -16,7 +16,9 @@ from k8s_check.shapes import Container, ContainerSecurity
 
 _USER: Final = (1000, 100)
 """Of the image."""
-_SECRET: Final = re.compile(r"(^|_)(TOKEN|PASSWORD|SECRET|SECRET_ACCESS_KEY|API_KEY|REDISCLI_AUTH)$")
+_SECRET: Final = re.compile(
+    r"(^|_)(PASSWORD|SECRET|SECRET_ACCESS_KEY|API_KEY|REDISCLI_AUTH|(ACCESS|API|AUTH|BEARER|GITHUB|HF|HUB|SECRET)_TOKEN)$"
+)
 """Variables whose value is nobody else's business."""
 
 
@@ -91,7 +93,8 @@ def security(service: RayService, _: Facts) -> Iterator[str]:
     for group, spec in service.groups():
         pod = spec.template.spec
         who = pod.security_context
-        if not who.run_as_non_root or (who.run_as_user, who.run_as_group) != _USER or not _confined(pod):
+        whose = is_our_image(spec.container.image)  # other images have users of their own
+        if not who.run_as_non_root or not _confined(pod) or (whose and (who.run_as_user, who.run_as_group) != _USER):
             yield f"{group}: securityContext must say runAsNonRoot, {_USER[0]}:{_USER[1]} and a seccompProfile"
         for container in (*pod.containers, *pod.init_containers):
             if container is not spec.container and not is_our_image(container.image):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,8 @@ def _service(
         number = declared.get(target, target) if isinstance(target, str) else target
         if target is not None and declared and number not in declared.values():
             yield f"its Service's targetPort {target!r} is no port of the pod"
-        if made_by["spec"].get("replicas", 1) != 1:
+        alone = not re.search(r"\.conf|replicaof|cluster-enabled", _words(redis)) and "redis-server" in _words(redis)
+        if alone and made_by["spec"].get("replicas", 1) != 1:
             yield f"{made_by['kind']} has {made_by['spec']['replicas']} replicas, which know nothing of each other"
         yield from _keeps(redis)
         yield from _password(redis, options)
@@ -79,17 +81,17 @@ def _reachable(labels: dict[str, str], port: Any, objects: list[Object], service
     """A policy on Redis lets head and workers in."""
     policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
     closing = [each for each in policies if selects(each.get("podSelector"), labels)]
-    if not closing or not all("Ingress" in each.get("policyTypes", ["Ingress"]) for each in closing):
-        return
+    closing = [each for each in closing if "Ingress" in (each.get("policyTypes") or ["Ingress"])]
     rules = [rule for each in closing for rule in each.get("ingress") or []]
-    head = our_pods(service)["head"]
-    if not any(
-        (not rule.get("ports") or any(one.get("port") in (port, "redis", None) for one in rule["ports"]))
-        and (not rule.get("from") or any(selects(peer.get("podSelector"), head) or "podSelector" not in peer
-                                         for peer in rule["from"]))
-        for rule in rules
-    ):  # fmt: skip
+    if closing and not any(_lets_in(rule, our_pods(service)["head"], port) for rule in rules):
         yield f"the NetworkPolicy on its pods does not let the head reach port {port}"
+
+
+def _lets_in(rule: dict[str, Any], labels: dict[str, str], port: Any) -> bool:
+    """A port by name and a peer by namespace or address are taken for the right ones."""
+    ports, peers = rule.get("ports"), rule.get("from")
+    on_port = not ports or any(one.get("port") in (port, None) or isinstance(one["port"], str) for one in ports)
+    return on_port and (not peers or any(selects(peer.get("podSelector", {}), labels) for peer in peers))
 
 
 def _words(container: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -83,8 +84,8 @@ def _parents(each: Object, service: RayService, objects: list[Object]) -> Iterat
         if parent.get("kind", "Gateway") != "Gateway" or "namespace" in parent:
             continue
         if parent["name"] not in gateways:
-            if gateways:  # one that is made elsewhere is in a namespace of its own, mostly
-                yield f"parentRef {parent['name']}: the Gateway here is {', '.join(sorted(gateways))}"
+            near = difflib.get_close_matches(parent["name"], gateways, n=1, cutoff=0.7)  # it may be made elsewhere
+            yield from (f"parentRef {parent['name']}: the Gateway here is {name}" for name in near)
             continue
         listeners = gateways[parent["name"]]["spec"].get("listeners") or []
         found = [one for one in listeners if parent.get("sectionName") in (None, one["name"])]
@@ -121,8 +122,10 @@ def _serve_service(service: RayService) -> str:
 
 
 def _is_ours(backend: str, service: RayService) -> bool:
-    """The serve service, or what looks as if it was to be one of the RayService's."""
-    return backend == _serve_service(service) or backend.startswith(f"{service.metadata.name}-")
+    """The serve service, a name that is nearly its, or the head's."""
+    wanted = _serve_service(service)
+    near = difflib.get_close_matches(backend, [wanted], cutoff=0.85)
+    return bool(near) or backend == f"{service.metadata.name}-head-svc"
 
 
 def _seconds(duration: str) -> float:

@@ -12,10 +12,7 @@ from k8s_check.kuberay import is_our_image
 from k8s_check.ray_shapes import Group, RayService, Workers
 from k8s_check.room import replicas_on
 
-_OURS: Final = (
-    "autoscaling_config", "graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s", "max_ongoing_requests",
-    "num_replicas", "user_config",
-)  # fmt: skip
+_OURS: Final = ("autoscaling_config", "graceful_shutdown_timeout_s", "num_replicas")
 _OUR_ACTOR_OPTIONS: Final = ("memory", "num_cpus", "num_gpus")
 _FACES: Final = ("http_options", "grpc_options")
 
@@ -49,18 +46,21 @@ def overrides(_: RayService, file: ServeFile) -> Iterator[str]:
 
 
 def files(service: RayService, file: ServeFile) -> Iterator[str]:
-    """Keys and certificates are mounted wherever there is a proxy; a model's folder is, or is in one's own image."""
-    http = file.document.get("http_options") or {}
+    """Keys and certificates are mounted wherever there is a proxy, and a model's folder wherever there is a replica.
+
+    The image that `make image` builds has none of them; an image of one's own may.
+    """
+    http, args = file.document.get("http_options") or {}, file.document["applications"][0].get("args") or {}
     wanted = {f"http_options.{key}": http.get(key) for key in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")}
-    args = file.document["applications"][0].get("args") or {}
     wanted["auth.api_keys_file"] = (args.get("auth") or {}).get("api_keys_file")  # said there; not of our environment
     for group, spec in service.groups():
+        if not is_our_image(spec.container.image):
+            continue
         for key, path in wanted.items():
             if path and not _mounted(spec, path):
                 yield f"{group}: serveConfigV2: {key} {path}: nothing is mounted there"
-        source = file.app.model.source
-        built = isinstance(spec, Workers) and replicas_on(spec, file.app) > 0 and is_our_image(spec.container.image)
-        if built and source.startswith("/") and not _mounted(spec, source):
+        source, reads = file.app.model.source, isinstance(spec, Workers) and replicas_on(spec, file.app) > 0
+        if reads and source.startswith("/") and not _mounted(spec, source):
             yield f"{group}: serveConfigV2: model.source {source}: nothing is mounted there"
 
 
