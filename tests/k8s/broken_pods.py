@@ -102,7 +102,13 @@ SERVE: dict[str, Case] = {
         "deployments: Replica.graceful_shutdown_timeout_s overrides"),
     "override of CPUs": (
         "cpu", config("    args:", "    deployments: [{name: Replica, ray_actor_options: {num_cpus: 16}}]\n    args:"),
-        "deployments: Replica.ray_actor_options.num_cpus overrides"),
+        "Replica.ray_actor_options replaces all of them: num_cpus is 16, args say 2"),
+    "override that takes the GPU away": (
+        "gpu", config("    args:", "    deployments: [{name: Replica, ray_actor_options: {num_cpus: 4}}]\n    args:"),
+        "num_gpus is 0, args say 1"),
+    "override of nobody": (
+        "cpu", config("    args:", "    deployments: [{name: Replicas, max_queued_requests: 9}]\n    args:"),
+        "none is called 'Replicas'; there are Replica and Ingress"),
     "keys that nothing mounts": (
         "cpu", config("    args:", "    args:\n      auth: {api_keys_file: /k/keys}"),
         "auth.api_keys_file /k/keys: nothing is"),

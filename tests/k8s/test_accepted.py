@@ -79,6 +79,8 @@ def with_a_group_for_ingresses(objects: list[Object]) -> None:
     container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] in ("tmp", "api-keys")]
     groups.append(group)
     config("min: 2", "min: 0")(objects)
+    selector = "{name: Ingress, ray_actor_options: {label_selector: {ray.io/node-group: ingresses}}}"
+    config("    args:", f"    deployments: [{selector}]\n    args:")(objects)
     put("spec.groups.0.rules.0.expr", "absent(ray_orca_load_report_age_seconds)", "PrometheusRule")(objects)
 
 

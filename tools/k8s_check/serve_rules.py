@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from deployment.serve_document import SERVICERS
 from deployment.serve_file import ServeFile
@@ -13,7 +13,8 @@ from k8s_check.ray_shapes import Group, RayService, Workers
 from k8s_check.room import replicas_on
 
 _OURS: Final = ("autoscaling_config", "graceful_shutdown_timeout_s", "num_replicas")
-_OUR_ACTOR_OPTIONS: Final = ("memory", "num_cpus", "num_gpus")
+_OF_SERVE: Final = {"num_cpus": 1.0, "num_gpus": 0.0}
+"""What an actor has where its options do not say."""
 _FACES: Final = ("http_options", "grpc_options")
 
 
@@ -36,13 +37,29 @@ def servicers(_: RayService, file: ServeFile) -> Iterator[str]:
 
 def overrides(_: RayService, file: ServeFile) -> Iterator[str]:
     """A deployment's own section wins over what follows from ``args``, and the sums here are made with those."""
+    from deployment.app import ingress_options, replica_options
+
+    ours = {str(options["name"]): options for options in (replica_options(file.app), ingress_options(file.app))}
     for each in file.document["applications"][0].get("deployments") or []:
-        said = [key for key in _OURS if key in each]
-        said += [
-            f"ray_actor_options.{key}" for key in _OUR_ACTOR_OPTIONS if key in (each.get("ray_actor_options") or {})
-        ]
-        for key in said:
-            yield f"serveConfigV2: deployments: {each.get('name')}.{key} overrides what follows from args: say it there"
+        name = str(each.get("name"))
+        if name not in ours:
+            yield f"serveConfigV2: deployments: none is called {name!r}; there are {' and '.join(ours)}"
+            continue
+        for key in _OURS:
+            if key in each and each[key] != ours[name].get(key):
+                yield f"serveConfigV2: deployments: {name}.{key} overrides what follows from args: say it there"
+        if each.get("ray_actor_options") is not None:
+            yield from _actor_options(name, each["ray_actor_options"], ours[name]["ray_actor_options"])
+
+
+def _actor_options(name: str, given: Mapping[str, Any], ours: Mapping[str, float]) -> Iterator[str]:
+    for key, of_serve in _OF_SERVE.items():
+        has, wanted = of_serve if given.get(key) is None else given[key], ours.get(key, 0.0)
+        if has != wanted:
+            yield (
+                f"serveConfigV2: deployments: {name}.ray_actor_options replaces all of them: {key} is {has:g}, "
+                f"args say {wanted:g}"
+            )
 
 
 def files(service: RayService, file: ServeFile) -> Iterator[str]:
