@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 import yaml
 
 from deployment.metrics import SPECS
-from k8s_check.__main__ import main
 from k8s_check.checking import check_objects
 from k8s_check.facts import NEEDED, Facts
+from k8s_check.kuberay import tag_of
 from k8s_check.monitoring import KNOWN_METRICS, metrics_in
 from k8s_check.outside import (
     LINTER_VARIABLE,
@@ -27,7 +26,7 @@ from k8s_check.outside import (
     linter_problems,
     rule_problems,
 )
-from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, parse, render
+from k8s_check.render import COMPONENTS, ROOT, Object, RenderError, overlays, parse, render
 
 CONFIGS = {"cpu": "cluster-cpu.yaml", "gpu": "fleet.yaml", "kind": "cluster-cpu.yaml"}
 EVERY = [name + more for name in CONFIGS for more in ("", "+")]
@@ -61,6 +60,13 @@ def test_the_serve_config_is_the_file_itself(name: str, rendered: Callable[[str]
     assert service["spec"]["serveConfigV2"] == (ROOT / "configs" / CONFIGS[name]).read_text()
     # and nothing is left of the ConfigMap it came from
     assert not [each for each in rendered(name) if each["metadata"]["name"].startswith("serve-config")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_images_are_of_this_version(name: str, rendered: Callable[[str], list[Object]], facts: Facts) -> None:
+    images = re.findall(r"\S*orca-serve\S*:\d[^\s'\"]*", yaml.safe_dump_all(rendered(name)))
+    assert images
+    assert {tag_of(image) for image in images} == {facts.tag}
 
 
 def test_the_serve_config_is_written_down_once() -> None:
@@ -144,17 +150,6 @@ def test_the_documentation_names_tests_that_exist() -> None:
         assert not function or f"def {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
 
 
-def test_the_command_says_what_it_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv(KUBECTL_VARIABLE, raising=False)
-    monkeypatch.delenv(PROMTOOL_VARIABLE, raising=False)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert main() == 0
-    said = capsys.readouterr().out
-    assert "skipped: all manifests: no kubectl" in said
-    assert "skipped: no promtool" in said
-
-
 def test_a_linter_is_asked_where_one_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendered: Callable[[str], list[Object]]
 ) -> None:
@@ -168,49 +163,6 @@ def test_a_failure_to_render_is_told(kubectl: str, tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("resources: [gone.yaml]")
     with pytest.raises(RenderError, match=r"gone\.yaml"):
         render(kubectl, tmp_path)
-
-
-def own_kustomization(folder: Path, images: str) -> Path:
-    base = os.path.relpath(ROOT / "k8s" / "overlays" / "cpu", folder.resolve())
-    (folder / "kustomization.yaml").write_text(f"resources: [{base}]\nimages: [{images}]\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("images", "code", "said"),
-    [
-        ("{name: registry.example.com/orca-serve, newName: r.example.net/orca-serve}", 0, "0 problems"),
-        (
-            "{name: orca-serve, newName: r.example.net/orca-serve}",
-            1,
-            "images: [{name: registry.example.com/orca-serve,",
-        ),
-    ],
-)
-def test_a_kustomization_of_ones_own(
-    kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], images: str, code: int, said: str
-) -> None:
-    assert main([str(own_kustomization(tmp_path, images))]) == code
-    out = capsys.readouterr().out
-    assert said in out
-    assert f"k8s-check: {tmp_path}:" in out
-    assert "looked at your own folders: 1 checked" in out
-
-
-def test_a_folder_that_is_not_there(kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "nowhere")]) == 1
-    assert "nowhere: not ok" in capsys.readouterr().out
-
-
-def test_a_missing_tool_is_an_error_where_it_is_strict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv(KUBECTL_VARIABLE, raising=False)
-    monkeypatch.delenv(PROMTOOL_VARIABLE, raising=False)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert main(["--strict"]) == 1
-    assert "missing: all manifests: no kubectl" in capsys.readouterr().out
 
 
 def test_rules_are_shown_to_promtool_as_they_were_rendered(
