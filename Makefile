@@ -61,8 +61,8 @@ proto: setup ## regenerate deployment/pb from proto/
 proto-check: setup ## fail where deployment/pb is not what proto/ gives
 	$(BIN)/python tools/generate_proto.py --check
 
-k8s-check: setup ## render every overlay of k8s/ and say what is wrong; says what it skipped for want of a tool
-	PYTHONPATH=tools $(BIN)/python -m k8s_check
+k8s-check: setup ## render every overlay of k8s/, or ARGS="FOLDER", and say what is wrong and what was skipped; ARGS=--strict
+	PYTHONPATH=tools $(BIN)/python -m k8s_check $(ARGS)
 
 k8s-tools: setup ## install what k8s-check is better with: kubectl and Kubernetes' schemas, 40 MB
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -r k8s/requirements.txt

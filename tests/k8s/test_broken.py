@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import yaml
@@ -12,83 +11,29 @@ import yaml
 from k8s_check.checking import check_objects, check_text
 from k8s_check.facts import Facts
 from k8s_check.render import Object
-
-CLUSTER = "spec.rayClusterConfig"
-HEAD = f"{CLUSTER}.headGroupSpec"
-WORKERS = f"{CLUSTER}.workerGroupSpecs.0"
-HEAD_POD, POD = f"{HEAD}.template.spec", f"{WORKERS}.template.spec"
-HEAD_RAY, RAY = f"{HEAD_POD}.containers.0", f"{POD}.containers.0"
-INCREMENTAL = {
-    "type": "NewClusterWithIncrementalUpgrade",
-    "clusterUpgradeOptions": {"gatewayClassName": "x", "stepSizePercent": 10, "intervalSeconds": 5},
-}
-
-Change = Callable[[list[Object]], None]
-
-
-def the(objects: list[Object], kind: str) -> Object:
-    (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] != "orca-redis"]
-    return found
-
-
-def holder(each: Any, path: str) -> tuple[Any, Any]:
-    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    for part in way:
-        each = each[part]
-    return each, last
-
-
-def put(path: str, value: Any, kind: str = "RayService") -> Change:
-    def change(objects: list[Object]) -> None:
-        place, last = holder(the(objects, kind), path)
-        place[last] = value
-
-    return change
-
-
-def drop(path: str, kind: str = "RayService") -> Change:
-    def change(objects: list[Object]) -> None:
-        place, last = holder(the(objects, kind), path)
-        del place[last]
-
-    return change
-
-
-def add(path: str, value: Any) -> Change:
-    return lambda objects: holder(the(objects, "RayService"), path)[0][path.rpartition(".")[2]].append(value)
-
-
-def env(container: str, name: str, value: str | None) -> Change:
-    """Set a variable of a container, or take it away."""
-
-    def change(objects: list[Object]) -> None:
-        place, last = holder(the(objects, "RayService"), container)
-        others = [each for each in place[last]["env"] if each["name"] != name]
-        place[last]["env"] = others if value is None else [*others, {"name": name, "value": value}]
-
-    return change
-
-
-def config(old: str, new: str) -> Change:
-    """Change the text of the embedded Serve config, and the copy of it that the model's Job has."""
-
-    def change(objects: list[Object]) -> None:
-        service = the(objects, "RayService")
-        assert old in service["spec"]["serveConfigV2"]
-        service["spec"]["serveConfigV2"] = service["spec"]["serveConfigV2"].replace(old, new)
-        for each in objects:
-            if each["kind"] == "ConfigMap" and "serve-config.yaml" in each["data"]:
-                each["data"]["serve-config.yaml"] = service["spec"]["serveConfigV2"]
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    return lambda objects: [change(objects) for change in changes] and None
-
+from tests.k8s.breaking import (
+    CLUSTER,
+    HEAD,
+    HEAD_RAY,
+    INCREMENTAL,
+    POD,
+    RAY,
+    WORKERS,
+    Case,
+    add,
+    both,
+    config,
+    drop,
+    env,
+    holder,
+    put,
+    the,
+)  # fmt: skip
+from tests.k8s.broken_beside import BESIDE, REDIS_AND_MODELS
+from tests.k8s.broken_pods import PODS, SERVE
 
 # name of the case: (overlay, change, what must be said)
-REFUSED_BY_THE_API_SERVER: dict[str, tuple[str, Change, str]] = {
+REFUSED_BY_THE_API_SERVER: dict[str, Case] = {
     "unknown field": (
         "cpu",
         put(f"{CLUSTER}.enableAutoscaling", True),
@@ -113,7 +58,7 @@ REFUSED_BY_THE_API_SERVER: dict[str, tuple[str, Change, str]] = {
     ),
     "port name too long": ("cpu", put(f"{RAY}.ports.1.name", "serve-over-the-net"), "ports.1.name"),
 }
-TAKEN_AND_FAILING_LATER: dict[str, tuple[str, Change, str]] = {
+TAKEN_AND_FAILING_LATER: dict[str, Case] = {
     "min above max": ("cpu", put(f"{WORKERS}.minReplicas", 5), "workers: minReplicas 5 is above maxReplicas 4"),
     "replicas above max": ("cpu", put(f"{WORKERS}.replicas", 9), "workers: replicas 9 is not within"),
     "GPU request is not the limit": (
@@ -155,12 +100,14 @@ TAKEN_AND_FAILING_LATER: dict[str, tuple[str, Change, str]] = {
     "another Ray than the image's": ("cpu", put(f"{CLUSTER}.rayVersion", "2.61.0"), "rayVersion '2.61.0' must be 2."),
     "another image": (
         "cpu", put(f"{RAY}.image", "r/orca-serve:0.0.9-ray2.1.0"), "workers: image 'r/orca-serve:0.0.9-ray"),
-    "image not pinned": ("cpu", put(f"{HEAD_RAY}.image", "r:5000/orca-serve:latest"), "must have the tag"),
+    "image not pinned": ("cpu", put(f"{HEAD_RAY}.image", "r:5000/orca-serve:latest"), "is not pinned"),
     "48 characters": ("cpu", put("metadata.name", "o" * 48), "must be a DNS label of at most 47 characters (48 given)"),
     "mount without a volume": (
         "cpu", add(f"{RAY}.volumeMounts", {"name": "data", "mountPath": "/d"}), "volumeMount 'data' has no volume"),
     "mount of a ConfigMap that is not there": (
-        "cpu", add(f"{POD}.volumes", {"name": "x", "configMap": {"name": "gone"}}), "volume 'x': no ConfigMap gone"),
+        "gpu", both(put(f"{POD}.volumes.2.configMap.name",
+        "orca-modl"), put("spec.template.spec.volumes.1.configMap.name",
+        "orca-modl", "Job")), "no ConfigMap orca-modl; did you mean orca-model?"),
     "old annotation of fault tolerance": (
         "gpu+", put("metadata.annotations", {"ray.io/ft-enabled": "true"}),
         "annotation ray.io/ft-enabled must not stand"),
@@ -270,7 +217,7 @@ TAKEN_AND_FAILING_LATER: dict[str, tuple[str, Change, str]] = {
     "two namespaces": (
         "cpu", put("metadata.namespace", "other", "PodDisruptionBudget"), "several namespaces: orca, other"),
 }  # fmt: skip
-CASES = REFUSED_BY_THE_API_SERVER | TAKEN_AND_FAILING_LATER
+CASES = REFUSED_BY_THE_API_SERVER | TAKEN_AND_FAILING_LATER | PODS | SERVE | BESIDE | REDIS_AND_MODELS
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 import yaml
 
 from deployment.metrics import SPECS
-from k8s_check.__main__ import main
 from k8s_check.checking import check_objects
 from k8s_check.facts import NEEDED, Facts
-from k8s_check.objects import KNOWN_METRICS, metrics_in
+from k8s_check.kuberay import tag_of
+from k8s_check.monitoring import KNOWN_METRICS, metrics_in
 from k8s_check.outside import (
     LINTER_VARIABLE,
     MONITORING,
@@ -25,8 +24,9 @@ from k8s_check.outside import (
     alert_problems,
     core_problems,
     linter_problems,
+    rule_problems,
 )
-from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT, Object, RenderError, overlays, parse, render
+from k8s_check.render import COMPONENTS, ROOT, Object, RenderError, overlays, parse, render
 
 CONFIGS = {"cpu": "cluster-cpu.yaml", "gpu": "fleet.yaml", "kind": "cluster-cpu.yaml"}
 EVERY = [name + more for name in CONFIGS for more in ("", "+")]
@@ -60,6 +60,13 @@ def test_the_serve_config_is_the_file_itself(name: str, rendered: Callable[[str]
     assert service["spec"]["serveConfigV2"] == (ROOT / "configs" / CONFIGS[name]).read_text()
     # and nothing is left of the ConfigMap it came from
     assert not [each for each in rendered(name) if each["metadata"]["name"].startswith("serve-config")]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_images_are_of_this_version(name: str, rendered: Callable[[str], list[Object]], facts: Facts) -> None:
+    images = re.findall(r"\S*orca-serve\S*:\d[^\s'\"]*", yaml.safe_dump_all(rendered(name)))
+    assert images
+    assert {tag_of(image) for image in images} == {facts.tag}
 
 
 def test_the_serve_config_is_written_down_once() -> None:
@@ -143,17 +150,6 @@ def test_the_documentation_names_tests_that_exist() -> None:
         assert not function or f"def {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
 
 
-def test_the_command_says_what_it_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv(KUBECTL_VARIABLE, raising=False)
-    monkeypatch.delenv(PROMTOOL_VARIABLE, raising=False)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert main() == 0
-    said = capsys.readouterr().out
-    assert "skipped: all manifests: no kubectl" in said
-    assert "skipped: no promtool" in said
-
-
 def test_a_linter_is_asked_where_one_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendered: Callable[[str], list[Object]]
 ) -> None:
@@ -167,3 +163,22 @@ def test_a_failure_to_render_is_told(kubectl: str, tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("resources: [gone.yaml]")
     with pytest.raises(RenderError, match=r"gone\.yaml"):
         render(kubectl, tmp_path)
+
+
+def test_rules_are_shown_to_promtool_as_they_were_rendered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rendered: Callable[[str], list[Object]]
+) -> None:
+    promtool = tmp_path / "promtool"
+    promtool.write_text("#!/bin/sh\ngrep -o 'record: query:0' $3; grep -c 'alert: OrcaNoReplica' $3; exit 1\n")
+    promtool.chmod(0o755)
+    monkeypatch.setenv(PROMTOOL_VARIABLE, str(promtool))
+    said = rule_problems(rendered("gpu"))
+    assert "PrometheusRule/orca-serve: 1" in said
+    assert "ConfigMap/orca-dashboard: record: query:0" in said
+
+
+def test_promtool_takes_every_query_of_the_dashboard(rendered: Callable[[str], list[Object]]) -> None:
+    try:
+        assert rule_problems(rendered("gpu")) == []
+    except MissingToolError as error:
+        pytest.skip(str(error))

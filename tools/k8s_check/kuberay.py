@@ -16,6 +16,27 @@ _TOKENS_SINCE: Final = (2, 52)
 _UPGRADES: Final = (None, "NewCluster", "NewClusterWithIncrementalUpgrade", "None")
 _FT_VARIABLES: Final = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "RAY_gcs_rpc_server_reconnect_timeout_s")
 
+_RAY_OF_IMAGE: Final = re.compile(r"-ray(\d+\.\d+\.\d+)")
+_PORTS: Final = {
+    "dashboard": ("dashboard-port", 8265), "gcs-server": ("port", 6379), "metrics": ("metrics-export-port", 8080),
+}  # fmt: skip
+"""Ports that are known by name: the parameter that moves them, and where the operator or Ray puts them without."""
+PARAMETERS: Final = frozenset(
+    {
+        "address", "autoscaling-config", "block", "cgroup-path", "dashboard-agent-grpc-port",
+        "dashboard-agent-listen-port", "dashboard-host", "dashboard-port", "disable-usage-stats",
+        "enable-object-reconstruction", "enable-resource-isolation", "head", "include-dashboard", "include-log-monitor",
+        "labels", "labels-file", "log-color", "log-style", "max-worker-port", "memory", "metrics-export-port",
+        "min-worker-port", "no-monitor", "no-redirect-output", "node-ip-address", "node-manager-port", "node-name",
+        "num-cpus", "num-gpus", "object-manager-port", "object-spilling-directory", "object-store-memory",
+        "plasma-directory", "port", "proxy-server-url", "ray-client-server-port", "ray-debugger-external",
+        "redis-password", "redis-shard-ports", "redis-username", "resources", "runtime-env-agent-port", "system-config",
+        "system-reserved-cpu", "system-reserved-memory", "temp-dir", "tracing-startup-hook", "verbose",
+        "worker-port-list",
+    }
+)  # fmt: skip
+"""Of `ray start`."""
+
 Rule = Callable[[RayService, Facts], Iterator[str]]
 
 
@@ -27,15 +48,63 @@ def name(service: RayService, _: Facts) -> Iterator[str]:
 
 
 def versions(service: RayService, facts: Facts) -> Iterator[str]:
-    """One Ray: of the constraints, of the cluster's spec and of every image."""
+    """One Ray: of the constraints, of the cluster's spec and of every image that names one; and images that stay."""
     if service.cluster.ray_version != facts.ray_version:
         yield f"rayVersion {service.cluster.ray_version!r} must be {facts.ray_version}, as in constraints.txt"
+    ours = [spec.container.image for _, spec in service.groups()]
     for group, spec in service.groups():
         pod = spec.template.spec
         for container in (*pod.containers, *pod.init_containers):
-            tag = container.image.rpartition("/")[2].partition("@")[0].partition(":")[2]
-            if tag != facts.tag:
-                yield f"{group}: image {container.image!r} must have the tag {facts.tag}"
+            image = f"{group}: image {container.image!r}"
+            tag, named = tag_of(container.image), _RAY_OF_IMAGE.search(tag_of(container.image))
+            if tag in ("", "latest"):
+                yield f"{image} is not pinned"
+            elif named is not None and named[1] != facts.ray_version:
+                yield f"{image} has Ray {named[1]}, constraints.txt {facts.ray_version}"
+            elif is_our_image(container.image) and tag not in [tag_of(each) for each in ours]:
+                yield f"{image} must be the service's own, {ours[-1]!r}"
+            elif container.image == f"orca-serve:{facts.version}":
+                yield f"{image} is the name of k8s/base: `images:` must say which it is, where no other one says it"
+
+
+def tag_of(image: str) -> str:
+    """What comes after the name: a tag, or a digest where there is one."""
+    name, _, digest = image.partition("@")
+    return digest or name.rpartition("/")[2].partition(":")[2]
+
+
+def is_our_image(image: str) -> bool:
+    """Whether an image has a name that `make image` gives, in any registry."""
+    return image.rpartition("/")[2].partition("@")[0].partition(":")[0] in ("orca-serve", "orca-serve-cuda")
+
+
+def groups(service: RayService, _: Facts) -> Iterator[str]:
+    """Names of worker groups become labels and parts of pods' names."""
+    names = [group.group_name for group in service.cluster.worker_group_specs]
+    for each in dict.fromkeys(names):
+        if names.count(each) > 1:
+            yield f"groupName {each!r} is given twice"
+        if not _NAME.match(each) or each == "headgroup":
+            yield f"groupName {each!r} must be a DNS label, and not the head's"
+
+
+def start(service: RayService, _: Facts) -> Iterator[str]:
+    """What `ray start` takes, and ports under which the operator looks for what is started."""
+    for group, spec in service.groups():
+        given = spec.ray_start_params
+        for key in sorted(given.keys() - PARAMETERS):
+            yield f"{group}: rayStartParams: ray start knows no --{key}"
+        if "labels" in given:
+            yield f"{group}: rayStartParams: the operator refuses labels: the group's own field has them"
+        for name, (key, default) in _PORTS.items():
+            declared, moved = spec.container.port(name), given.get(key, "")
+            real = int(moved) if moved.isdigit() else default
+            if declared is None and name == "dashboard" and spec is service.head:
+                yield f"head: needs a container port {real} named 'dashboard': the operator asks there"
+            elif declared is not None and declared != real:
+                yield f"{group}: port {name!r} is {declared}, Ray's is {real} (rayStartParams {key})"
+        if spec is service.head and given.get("dashboard-host", "0.0.0.0") in ("127.0.0.1", "localhost", "::1"):  # noqa: S104
+            yield f"head: rayStartParams dashboard-host {given['dashboard-host']}: the operator would not reach it"
 
 
 def autoscaler(service: RayService, _: Facts) -> Iterator[str]:
@@ -114,6 +183,6 @@ def fault_tolerance(service: RayService, _: Facts) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    name, versions, autoscaler, replicas, upgrade, authentication, fault_tolerance,
+    name, versions, groups, start, autoscaler, replicas, upgrade, authentication, fault_tolerance,
 )  # fmt: skip
 """Each says what is wrong; nothing where all is well."""

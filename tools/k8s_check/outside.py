@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 import yaml
 
+from k8s_check.monitoring import queries
 from k8s_check.render import ROOT, Object
 
 LINTER_VARIABLE: Final = "ORCA_K8SLINT"
@@ -67,18 +69,56 @@ def linter_problems(objects: list[Object]) -> list[str]:
 
 def alert_problems() -> list[str]:
     """What promtool says of the alerts and their tests. Raises ``MissingToolError`` without promtool."""
-    promtool = os.environ.get(PROMTOOL_VARIABLE) or shutil.which("promtool")
-    if promtool is None:
-        raise MissingToolError(f"no promtool ({PROMTOOL_VARIABLE}=PATH names one; Debian: prometheus)")
+    promtool = _promtool()
     with tempfile.TemporaryDirectory() as folder:
         rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
         (Path(folder) / "rules.yaml").write_text(yaml.safe_dump(rules))
         shutil.copy(MONITORING / "alerts.test.yaml", folder)
-        return list(_run(promtool, folder))
+        return [*_run(promtool, folder, "check", "rules.yaml"), *_run(promtool, folder, "test", "alerts.test.yaml")]
 
 
-def _run(promtool: str, folder: str) -> Iterator[str]:
-    for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "alerts.test.yaml"]):
-        done = subprocess.run([promtool, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            yield from (done.stdout + done.stderr).strip().splitlines()
+def rule_problems(objects: list[Object]) -> list[str]:
+    """What promtool says of the rules as they were rendered, and of what dashboards ask for.
+
+    Raises ``MissingToolError`` without promtool.
+    """
+    promtool = _promtool()
+    said: list[str] = []
+    for each in objects:
+        groups = _groups(each)
+        if groups:
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+                name = f"{each['kind']}/{each['metadata']['name']}"
+                said += [f"{name}: {line}" for line in _run(promtool, folder, "check", "rules.yaml")]
+    return said
+
+
+def _groups(each: Object) -> list[dict[str, Any]]:
+    """Groups of rules of an object; each expression of a dashboard as a rule of its own."""
+    if each["kind"] == "PrometheusRule":
+        return list(each["spec"].get("groups") or [])
+    if each["kind"] != "ConfigMap":
+        return []
+    asked = {_without_variables(text): None for text in queries(each) if "ray_" in text}
+    rules = [{"record": f"query:{number}", "expr": text} for number, text in enumerate(asked)]
+    return [{"name": "dashboard", "rules": rules}] if rules else []
+
+
+def _without_variables(text: str) -> str:
+    """Grafana's: an interval where it stands between brackets, any text elsewhere."""
+    text = re.sub(r"\[\$\{?\w+\}?", "[5m", text)
+    return re.sub(r"\$\{?\w+(:\w+)?\}?", "x", text)
+
+
+def _promtool() -> str:
+    promtool = os.environ.get(PROMTOOL_VARIABLE) or shutil.which("promtool")
+    if promtool is None:
+        raise MissingToolError(f"no promtool ({PROMTOOL_VARIABLE}=PATH names one; Debian: prometheus)")
+    return promtool
+
+
+def _run(promtool: str, folder: str, verb: str, file: str) -> Iterator[str]:
+    done = subprocess.run([promtool, verb, "rules", file], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        yield from (done.stdout + done.stderr).strip().splitlines()

@@ -21,6 +21,7 @@ class ConfigMapVolume(Shape):
     """Files from a ConfigMap."""
 
     name: str
+    optional: bool = False
 
 
 class ClaimVolume(Shape):
@@ -50,7 +51,7 @@ class Volume(Shape):
 class Seccomp(Shape):
     """Which system calls."""
 
-    type: Literal["RuntimeDefault"]
+    type: Literal["RuntimeDefault", "Localhost", "Unconfined"]
 
 
 class PodSecurity(Shape):
@@ -64,28 +65,10 @@ class PodSecurity(Shape):
     seccomp_profile: Seccomp | None = None
 
 
-class Toleration(Shape):
-    """Of a taint."""
-
-    key: str = ""
-    operator: Literal["Exists", "Equal"] = "Equal"
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-
-
 class Selector(Shape):
     """Labels that must be there."""
 
-    match_labels: Labels
-
-
-class Spread(Shape):
-    """Over what pods are spread."""
-
-    max_skew: int
-    topology_key: str
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
-    label_selector: Selector
+    match_labels: Labels = Field(default={})
 
 
 class PodSpec(Shape):
@@ -98,11 +81,7 @@ class PodSpec(Shape):
     termination_grace_period_seconds: int = 30
     restart_policy: Literal["Always", "OnFailure", "Never"] | None = None
     automount_service_account_token: bool = True
-    service_account_name: str | None = None
-    tolerations: list[Toleration] = Field(default=[])
     node_selector: Labels = Field(default={})
-    topology_spread_constraints: list[Spread] = Field(default=[])
-    priority_class_name: str | None = None
 
 
 class PodTemplate(Shape):
@@ -118,7 +97,7 @@ class Budget(Shape):
     min_available: int | str | None = None
     max_unavailable: int | str | None = None
     unhealthy_pod_eviction_policy: Literal["AlwaysAllow", "IfHealthyBudget"] | None = None
-    selector: Selector
+    selector: Selector = Selector()
 
 
 class JobSpec(Shape):

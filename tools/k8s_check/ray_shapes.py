@@ -11,12 +11,12 @@ from k8s_check.pod_shapes import PodTemplate
 from k8s_check.shapes import (
     Container,
     ContainerSecurity,
-    KeyRef,
     Metadata,
     Port,
     PullPolicy,
     Resources,
     Shape,
+    ValueFrom,
 )
 
 Manager = Literal["ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue"]
@@ -44,7 +44,7 @@ class RedisPassword(Shape):
     """A value, or where it is."""
 
     value: str | None = None
-    value_from: dict[Literal["secretKeyRef"], KeyRef] | None = None
+    value_from: ValueFrom | None = None
 
 
 class FaultTolerance(Shape):
@@ -105,7 +105,6 @@ class ServicePort(Shape):
     name: str
     port: Port
     target_port: Port | str | None = None
-    protocol: Literal["TCP"] = "TCP"
     app_protocol: str | None = None
 
 

@@ -7,8 +7,9 @@ from typing import Final
 
 from deployment.config import AppConfig
 from deployment.serve_file import ServeFile, parse_serve_text
+from k8s_check import room, serve_rules
 from k8s_check.facts import Facts
-from k8s_check.pods import GPU, sleep_s
+from k8s_check.pods import sleep_s
 from k8s_check.ray_shapes import RayService, Workers
 from orca_core.errors import ConfigError
 
@@ -28,7 +29,19 @@ def check(service: RayService, _: Facts) -> Iterator[str]:
     except ConfigError as error:
         yield f"serveConfigV2: {error}"
         return
-    for rule in (faces, ports, serve_service, room, leaving, upgrades):
+    for rule in (
+        faces,
+        ports,
+        serve_service,
+        room.room,
+        room.memory,
+        serve_rules.time_limits,
+        serve_rules.servicers,
+        serve_rules.overrides,
+        serve_rules.files,
+        leaving,
+        upgrades,
+    ):
         yield from rule(service, file)
 
 
@@ -79,22 +92,6 @@ def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
         yield f"serveService: port {grpc.name!r} needs appProtocol: {_H2C}, by which gateways know HTTP/2"
 
 
-def room(service: RayService, file: ServeFile) -> Iterator[str]:
-    """The workers there may be hold the replicas there may be, and nobody has to run on the head."""
-    app = file.app
-    if app.ingress.num_cpus <= 0:
-        yield "serveConfigV2: ingress.num_cpus must be above 0, or an ingress may run on the head and is lost with it"
-    groups = service.cluster.worker_group_specs
-    for what, n_replicas in (("min", app.replicas.min), ("max", app.replicas.max)):
-        fits = sum(_replicas_on(group, app) * getattr(group, f"{what}_replicas") for group in groups)
-        if fits < n_replicas:
-            yield f"{what}Replicas of the workers hold {fits} replicas, serveConfigV2 wants {n_replicas}"
-    most = sum(cpus(group.container.resources.limits.get("cpu")) * group.max_replicas for group in groups)
-    wanted = app.replicas.max * app.replicas.num_cpus + app.ingress.replicas * app.ingress.num_cpus
-    if most < wanted:
-        yield f"maxReplicas of the workers have {most:g} CPUs, all replicas and ingresses want {wanted:g}"
-
-
 def leaving(service: RayService, file: ServeFile) -> Iterator[str]:
     """Longest request <= drain <= Serve's graceful shutdown < Ray's drain; sleep + Ray's drain < grace."""
     longest, drain = file.app.limits.max_request_seconds, file.app.drain.timeout_s
@@ -129,21 +126,6 @@ def graceful_shutdown_s(app: AppConfig) -> float:
     from deployment.app import ingress_options, replica_options
 
     return max(float(options(app)["graceful_shutdown_timeout_s"]) for options in (replica_options, ingress_options))
-
-
-def cpus(quantity: str | int | None) -> float:
-    """CPUs of a Kubernetes quantity; 0 where there is none."""
-    if quantity is None:
-        return 0.0
-    text = str(quantity)
-    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
-
-
-def _replicas_on(group: Workers, app: AppConfig) -> int:
-    """How many replicas one pod of the group holds."""
-    limits = group.container.resources.limits
-    by_cpu = int(cpus(limits.get("cpu")) / app.replicas.num_cpus)
-    return by_cpu if app.replicas.num_gpus == 0 else min(by_cpu, int(cpus(limits.get(GPU)) / app.replicas.num_gpus))
 
 
 def _number(value: str | None, default: float) -> float:

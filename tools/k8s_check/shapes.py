@@ -1,7 +1,7 @@
-"""The parts of Kubernetes and KubeRay that our manifests use, as strict types: an unknown field is an error.
+"""The parts of Kubernetes and KubeRay that the rules look at, as strict types.
 
-A field that Kubernetes knows and this file does not has to be added here first: that is the price for finding typos
-with no schema of 10,000 lines at hand. Sources: the Kubernetes API reference and KubeRay's ray.io/v1.
+Other fields are left out here: ``fields`` knows which there are. Sources: the Kubernetes API reference and KubeRay's
+ray.io/v1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-Quantity = Annotated[str, Field(pattern=r"^\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?$")] | int
+Quantity = Annotated[str, Field(pattern=r"^(\d*\.?\d+|\d+\.)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?$")] | int | float
 LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?$")]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?$")]
 Labels = dict[LabelKey, LabelValue]
@@ -21,9 +21,9 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
 class Shape(BaseModel):
-    """Strict about names and types, as the API server with ``--validate=strict``."""
+    """Strict about types, as the API server."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
 class Metadata(Shape):
@@ -44,9 +44,9 @@ class KeyRef(Shape):
 
 
 class ValueFrom(Shape):
-    """Where a value comes from."""
+    """Where a value comes from: a Secret, or something else."""
 
-    secret_key_ref: KeyRef
+    secret_key_ref: KeyRef | None = None
 
 
 class EnvVar(Shape):
@@ -60,9 +60,9 @@ class EnvVar(Shape):
 class ContainerPort(Shape):
     """A port with its name."""
 
-    name: PortName
+    name: PortName | Literal[""] = ""
     container_port: Port
-    protocol: Literal["TCP"] = "TCP"
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
 
 
 class Resources(Shape):
@@ -134,6 +134,8 @@ class ContainerSecurity(Shape):
     """What a container may do."""
 
     allow_privilege_escalation: bool = True
+    privileged: bool = False
+    run_as_user: int | None = None
     read_only_root_filesystem: bool = False
     capabilities: Capabilities = Capabilities()
 
