@@ -37,7 +37,7 @@ def front(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of a stream.")] = 256,
     rounds: Rounds = 3,
     rate: Annotated[float, typer.Option(min=0, help="Tokens/s the engines make together at most; 0: as they can.")] = (
-        25_000.0
+        40_000.0
     ),
     first_tokens: Annotated[int, typer.Option(min=1, help="Requests a round for the first-token latency.")] = 100,
     plain_proxy: PlainProxy = False,
