@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +33,10 @@ for command in (accuracy, front, peers, perplexity, roofline, tax):
 
 
 @app.callback()
-def _group() -> None:
+def group() -> None:
     """Measure this machine."""
+    # as Ctrl-C: what has been measured is written, and what was started ends with the blocks that started it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @app.command()
