@@ -24,8 +24,8 @@ class Delivery:
         self._held: list[Feed] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """A parcel has come; its chunks follow."""
+    def begin(self) -> float:
+        """A parcel has come; its chunks follow. Returns the seconds that should lie between two parcels now."""
         interval_s, now = self._interval_s(), self._clock()
         left_s = self._woken_at + interval_s - now
         self._holds = left_s > 0
@@ -34,6 +34,7 @@ class Delivery:
         elif self._timer is None:
             # a context of its own: what Serve ties to a request must not be tied to this
             self._timer = asyncio.get_running_loop().call_later(left_s, self._wake_all, context=Context())
+        return interval_s
 
     def put(self, feed: Feed, chunk: GenerationChunk) -> bool:
         """See ``Feed.put``."""

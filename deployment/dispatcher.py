@@ -281,6 +281,10 @@ class Dispatcher:
         """See ``LinkOwner``."""
         self._replicas.drop(link.replica, link.link_id, attempt_ids)
 
+    def on_pace(self, link: Link, interval_s: float) -> None:
+        """See ``LinkOwner``."""
+        self._replicas.pace(link.replica, link.link_id, interval_s)
+
     def on_lost(self, link: Link) -> None:
         """See ``LinkOwner``."""
         self._sender.lose(link)

@@ -37,6 +37,9 @@ class LinkOwner(Protocol):
     def on_drops(self, link: Link, attempt_ids: tuple[str, ...]) -> None:
         """The replica is to hear that nobody wants these any more."""
 
+    def on_pace(self, link: Link, interval_s: float) -> None:
+        """The replica is to hear how often we want parcels: once in ``interval_s`` seconds; 0 = as they come."""
+
     def on_lost(self, link: Link) -> None:
         """The replica is lost, with all that is on the link, which is closed."""
 
@@ -76,6 +79,7 @@ class Link:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self._to_drop: list[str] = []
+        self._told_interval_s = 0.0
 
     def start(self) -> None:
         """Begin to read, in a context of its own: what Serve ties to a request must not be tied to this."""
@@ -126,7 +130,10 @@ class Link:
         self.silent_s = 0.0
         self.is_open = True
         self._owner.on_parcel(self, parcel)
-        self._delivery.begin()
+        interval_s = self._delivery.begin()
+        if interval_s != self._told_interval_s:
+            self._told_interval_s = interval_s
+            self._owner.on_pace(self, interval_s)
         for word in parcel.words:
             entry = self.entries.get(word[0])
             if entry is not None:

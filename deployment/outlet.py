@@ -16,6 +16,9 @@ _T = TypeVar("_T")
 N_REMEMBERED: Final = 4096
 """How many request ids an outlet can still tell from new ones."""
 
+LONGEST_PACE_S: Final = 1.0
+"""Seconds between two parcels at most, whatever an ingress asks for."""
+
 
 class EngineChannel(Protocol):
     """What is read from an engine: see ``orca_core.channel.Channel``."""
@@ -25,6 +28,11 @@ class EngineChannel(Protocol):
 
     def poll(self) -> GenerationChunk | None:
         """What has been written since the last look; raises the request's error, and tells again if it waits behind."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last word has been written, read or not."""
         ...
 
     def close(self) -> None:
@@ -56,6 +64,10 @@ class Outlet:
         self._dropped: OrderedDict[str, None] = OrderedDict()
         self._n_accepted = 0
         self._news = asyncio.Event()
+        self._pace_s = 0.0
+        self._mute: set[str] = set()  # those that have not said anything yet
+        self._timer: asyncio.TimerHandle | None = None
+        self._made_at = 0.0  # the last parcel, on the event loop's clock
         self.closed = False
 
     def __len__(self) -> int:
@@ -76,6 +88,7 @@ class Outlet:
         self._n_accepted += 1
         _remember(self._numbers, request_id, self._n_accepted)
         self._channels[request_id] = channel
+        self._mute.add(request_id)
         channel.listen(lambda: self._speak(request_id))
         return self._n_accepted
 
@@ -93,19 +106,34 @@ class Outlet:
         for request_id, channel in channels.items():
             channel.close()
             self._on_end(request_id)
-        self._news.set()
+        self._send_now()
 
     # ---- parcels
 
+    @property
+    def pace_s(self) -> float:
+        """Seconds that what is said may wait; 0 = none."""
+        return self._pace_s
+
+    def pace(self, interval_s: float) -> None:
+        """From now on ``interval_s`` seconds lie between two parcels; 0 = they leave as there is news.
+
+        The first word of a request and the last never wait, and whatever waits goes with them.
+        """
+        self._pace_s = min(max(interval_s, 0.0), LONGEST_PACE_S)
+        if self._timer is not None:  # nothing waits longer than was promised when it was said
+            self._send_now()
+
     def tell(self) -> None:
         """Send a parcel soon, be it only to say how the replica stands."""
-        self._news.set()
+        self._send_now()
 
     async def parcels(self) -> AsyncGenerator[Parcel, None]:
         """The first one at once, then one whenever there is news; ends when the outlet is closed, and closes it."""
         try:
             while not self.closed:
                 self._news.clear()
+                self._made_at = asyncio.get_running_loop().time()
                 yield self._make()
                 await self._news.wait()
         finally:
@@ -118,6 +146,20 @@ class Outlet:
 
     def _speak(self, request_id: str) -> None:
         self._ready[request_id] = None
+        if not self._pace_s or request_id in self._mute:
+            self._send_now()
+            return
+        channel = self._channels.get(request_id)
+        if channel is None or channel.has_ended:
+            self._send_now()
+        elif self._timer is None and not self._news.is_set():
+            due_at = self._made_at + self._pace_s
+            self._timer = asyncio.get_running_loop().call_at(due_at, self._send_now)
+
+    def _send_now(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._news.set()
 
     def _make(self) -> Parcel:
@@ -141,6 +183,7 @@ class Outlet:
             word, is_last = pack(chunk), chunk.finish_reason is not None
         except OrcaError as error:
             word, is_last = (request_id, error), True
+        self._mute.discard(request_id)
         if request_id not in self._dropped:
             words.append(word)
         if is_last:

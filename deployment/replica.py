@@ -195,6 +195,12 @@ class Replica:
                 each.heard_at = self._monotonic()
                 each.outlet.drop(request_ids)
 
+    async def pace(self, to: Pinned, link_id: str, interval_s: float) -> None:
+        """An ingress that is short of CPU wants its parcels fewer and larger, or again as they come. See ``Outlet``."""
+        for each in self._attached.values():
+            if each.link_id == link_id:
+                each.outlet.pace(interval_s)
+
     def _ended(self, request_id: str) -> None:
         """Slots are free: whoever has somebody waiting for them should know."""
         self._clients.end(request_id)

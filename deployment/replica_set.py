@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextvars import Context
 from typing import Any, Protocol
 
 from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
@@ -55,6 +56,9 @@ class ReplicaSet(Protocol):
         Reaches replicas that have left the set, too; without any request it only shows them that we live.
         """
 
+    def pace(self, replica: str, link_id: str, interval_s: float) -> None:
+        """Have a replica's parcels leave at intervals, or, with 0, as they come; does not wait until it has heard."""
+
     async def first(self) -> None:
         """Wait for any replica to be there; that somebody waits makes Serve start one, where there is none."""
 
@@ -72,6 +76,7 @@ class ServeReplicaSet:
         self._submit_all = handle.options(method_name="submit_all")
         self._submissions = Submissions(self._carry)
         self._drop = handle.options(method_name="drop")
+        self._pace = handle.options(method_name="pace")
         self._report = handle.options(method_name="report")
         self._telling: set[asyncio.Task[None]] = set()  # the event loop itself keeps no reference
 
@@ -101,18 +106,26 @@ class ServeReplicaSet:
 
     def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
         """See ``ReplicaSet.drop``."""
-        task = asyncio.create_task(self._tell(Pinned(replica, may_have_left=True), link_id, request_ids))
+        self._tell(self._drop, replica, link_id, request_ids)
+
+    def pace(self, replica: str, link_id: str, interval_s: float) -> None:
+        """See ``ReplicaSet.pace``."""
+        self._tell(self._pace, replica, link_id, interval_s)
+
+    def _tell(self, method: Any, replica: str, link_id: str, what: object) -> None:
+        to = Pinned(replica, may_have_left=True)
+        task = asyncio.create_task(self._told(method, to, link_id, what), context=Context())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _tell(self, to: Pinned, link_id: str, request_ids: tuple[str, ...]) -> None:
+    async def _told(self, method: Any, to: Pinned, link_id: str, what: object) -> None:
         """Whoever cannot be told any more is dead, or will find its link closed."""
-        call = self._drop.remote(to, link_id, request_ids)
+        call = method.remote(to, link_id, what)
         try:
             await asyncio.wait_for(call, ANSWER_TIMEOUT_S)
         except Exception as error:
             call.cancel()
-            _log.debug("replica %s was not told of %d requests: %s", to.replica, len(request_ids), type(error).__name__)
+            _log.debug("replica %s was not told: %s", to.replica, type(error).__name__)
 
     async def first(self) -> None:
         """See ``ReplicaSet.first``. A call that names no replica waits for one in its handle, and Serve counts it."""

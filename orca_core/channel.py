@@ -82,6 +82,11 @@ class Channel:
         if self._wake is not None:
             self._wake()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last word has been written, read or not."""
+        return self._ended
+
     # ---- the reader's side
 
     def _take(self) -> GenerationChunk | None:

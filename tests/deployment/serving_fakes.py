@@ -96,6 +96,7 @@ class FakeReplicas:
         self.n_reports = 0
         self.n_firsts = 0
         self.dropped: list[str] = []
+        self.paces: list[float] = []
         self.at = 0.0
 
     def standing(self) -> Standing:
@@ -123,6 +124,9 @@ class FakeReplicas:
         for stream in self.streams:
             if stream.request.request_id in request_ids:
                 stream.cancel()
+
+    def pace(self, replica: str, link_id: str, interval_s: float) -> None:
+        self.paces.append(interval_s)
 
     async def reports(self, ingress_id: str, line: LineDepth) -> list[ReplicaReport]:
         self.n_reports += 1

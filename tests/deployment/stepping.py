@@ -235,6 +235,7 @@ class FarReplicas:
     names: set[str] = field(default_factory=set)
     streams: list[FarStream] = field(default_factory=list)
     drops: list[tuple[str, ...]] = field(default_factory=list)
+    paces: list[tuple[str, float]] = field(default_factory=list)
     n_reports: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -288,6 +289,13 @@ class FarReplicas:
     def drop(self, replica: str, link_id: str, request_ids: tuple[str, ...]) -> None:
         self.drops.append(request_ids)
         task = asyncio.get_running_loop().create_task(self._drop(self.all[replica], link_id, request_ids))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def pace(self, replica: str, link_id: str, interval_s: float) -> None:
+        self.paces.append((replica, interval_s))
+        told = self.all[replica].replica.pace(Pinned(replica), link_id, interval_s)
+        task = asyncio.get_running_loop().create_task(told)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

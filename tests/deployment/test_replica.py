@@ -177,6 +177,15 @@ async def test_a_dropped_request_that_arrives_late_is_not_begun(bench: Bench) ->
     await parcels.aclose()
 
 
+async def test_each_ingress_has_a_pace_of_its_own(bench: Bench) -> None:
+    parcels = await bench.attach()
+    await bench.replica.pace(HERE, "link", 0.5)
+    await bench.replica.pace(HERE, "another link", 0.25)
+    paces = {each.link_id: each.outlet.pace_s for each in bench.replica._attached.values()}
+    assert paces == {"link": 0.5}
+    await parcels.aclose()
+
+
 async def test_cancel_has_three_answers(bench: Bench) -> None:
     """Field case A12."""
     parcels = await bench.attach()

@@ -164,6 +164,15 @@ async def test_a_drop_waits_for_nobody_and_reaches_a_replica_that_has_left() -> 
     await asyncio.wait_for(call.gone.wait(), 10)  # nobody answers
 
 
+async def test_a_pace_waits_for_nobody() -> None:
+    handle = Handle([])
+    ServeReplicaSet(handle).pace("a", "link", 0.01)
+    await asyncio.sleep(0)
+    (call,) = handle.calls
+    assert (call.method, call.args) == ("pace", (Pinned("a", may_have_left=True), "link", 0.01))
+    await asyncio.wait_for(call.gone.wait(), 10)  # nobody answers
+
+
 async def test_a_link_is_a_stream_from_the_replica_that_was_named() -> None:
     handle = Handle([])
     stream: Any = ServeReplicaSet(handle).attach("a", "me", "link")
