@@ -68,7 +68,7 @@ void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions
     __m512 sums[R][2];
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const pair* keys = desk.keys + static_cast<size_t>(panel) * (desk.padded / 2) * kPanel;
-    multiply<R>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
+    multiply<R, false>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
     for (int r = 0; r < R; ++r) scores[r][2 * panel] = sums[r][0], scores[r][2 * panel + 1] = sums[r][1];
   }
   soften<R>(a, desk, row, positions, first, n_keys_padded / kLanes, scores);
@@ -79,7 +79,7 @@ void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions
     for (int r = 0; r < R; ++r) {
       sums[r][0] = _mm512_load_ps(out + r * desk.padded), sums[r][1] = _mm512_load_ps(out + r * desk.padded + kLanes);
     }
-    multiply<R>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
+    multiply<R, false>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
                 {reinterpret_cast<const char*>(values), 0}, sums);
     for (int r = 0; r < R; ++r) {
       _mm512_store_ps(out + r * desk.padded, sums[r][0]), _mm512_store_ps(out + r * desk.padded + kLanes, sums[r][1]);
@@ -122,16 +122,39 @@ void take_queries(const Attention& a, const orca_span& span, const Item& item, D
   }
 }
 
-void compute_segment(const Attention& a, const orca_span& span, const Item& item, Desk& desk, int segment) {
+// The keys that rows of an item see in a segment of its context: from the beginning of a block to one past the last.
+struct Seen {
+  int first, end;
+
+  Seen(const Attention& a, const Item& item, int segment) {
+    const orca_span& span = a.spans.spans[item.span];
+    const int position = span.context - span.n_rows + item.row;
+    const int visible_from = a.spec.window == 0 ? 0 : std::max(0, position + 1 - a.spec.window);
+    first = std::max(segment * kSegment, visible_from / kBlock * kBlock);
+    end = std::min((segment + 1) * kSegment, position + item.n_rows);
+  }
+};
+
+Block block_at(const Attention& a, const Item& item, int first, int end) {
+  return Block(a, a.spans.spans[item.span], item.kv_head, first, end);
+}
+
+Block first_block(const Attention& a, const Item& item, int segment) {
+  const Seen seen(a, item, segment);
+  return block_at(a, item, seen.first, seen.end);
+}
+
+// `after`: what will be read when this is done.
+void compute_segment(const Attention& a, const orca_span& span, const Item& item, Desk& desk, int segment,
+                     const Block& after) {
   std::fill_n(desk.out, static_cast<size_t>(desk.n_rows) * desk.padded, 0.f);
   std::fill_n(desk.top, desk.n_rows, kNothing);
   std::fill_n(desk.sum, desk.n_rows, 0.f);
   const int group = desk.n_rows / item.n_rows, position = span.context - span.n_rows + item.row;
-  const int end = std::min((segment + 1) * kSegment, position + item.n_rows);
-  const int visible_from = a.spec.window == 0 ? 0 : std::max(0, position + 1 - a.spec.window);
-  for (int first = std::max(segment * kSegment, visible_from / kBlock * kBlock); first < end; first += kBlock) {
-    const Block block(a, span, item.kv_head, first, end);
-    block.pack_keys(a.keys, desk), block.pack_values(a.values, desk);
+  auto [first, end] = Seen(a, item, segment);
+  for (Block block = block_at(a, item, first, end), next; first < end; first += kBlock, block = next) {
+    next = first + kBlock < end ? block_at(a, item, first + kBlock, end) : after;
+    block.pack_keys(a.keys, desk, next), block.pack_values(a.values, desk, next);
     const int first_row = std::max(0, first - position) * group;  // earlier rows see nothing of it
     for (int row = first_row; row < desk.n_rows; row += kMaxRows) {
       int positions[kMaxRows];
@@ -144,15 +167,17 @@ void compute_segment(const Attention& a, const orca_span& span, const Item& item
   }
 }
 
-void compute(const Attention& a, const Item& item, float* partials) {
+// `after`: what this thread computes next in all likelihood; null = nothing.
+void compute(const Attention& a, const Item& item, const Item* after, float* partials) {
   thread_local Scratch scratch;
   const orca_span& span = a.spans.spans[item.span];
   const int n_rows = item.n_rows * (a.heads.n_heads / a.heads.n_kv_heads);
   const int padded = round_up(a.heads.head_dim, kPanel);
   Desk desk(scratch.get(Desk::bytes(n_rows, padded)), n_rows, a.heads.head_dim);
   take_queries(a, span, item, desk);
+  const Block next = after == nullptr ? Block() : first_block(a, *after, after->segment);
   if (item.partial >= 0) {
-    compute_segment(a, span, item, desk, item.segment);
+    compute_segment(a, span, item, desk, item.segment, next);
     float* to = partials + static_cast<size_t>(item.partial) * (padded + 2);
     for (int i = 0; i < n_rows; ++i, to += padded + 2) {
       to[0] = desk.top[i], to[1] = desk.sum[i];
@@ -163,8 +188,9 @@ void compute(const Attention& a, const Item& item, float* partials) {
   std::fill_n(desk.all_out, static_cast<size_t>(n_rows) * padded, 0.f);
   std::fill_n(desk.all_top, n_rows, kNothing);
   std::fill_n(desk.all_sum, n_rows, 0.f);
-  for (int segment = item.segment; segment < item.segment + item.n_segments; ++segment) {
-    compute_segment(a, span, item, desk, segment);
+  const int last = item.segment + item.n_segments - 1;
+  for (int segment = item.segment; segment <= last; ++segment) {
+    compute_segment(a, span, item, desk, segment, segment == last ? next : first_block(a, item, segment + 1));
     for (int i = 0; i < n_rows; ++i) {
       const size_t at = static_cast<size_t>(i) * padded;
       merge(padded, desk.top[i], desk.sum[i], desk.out + at, desk.all_top + i, desk.all_sum + i, desk.all_out + at);
@@ -232,7 +258,9 @@ void attend(Workers::Session& workers, const Attention& attention) {
   std::vector<float> partials(static_cast<size_t>(n_partials) * (round_up(attention.heads.head_dim, kPanel) + 2));
   const int n = static_cast<int>(items.size()), in_part = n / kMaxParts + 1;
   workers.run((n + in_part - 1) / in_part, [&](int part) {
-    for (int i = part * in_part; i < std::min(n, (part + 1) * in_part); ++i) compute(attention, items[i], partials.data());
+    for (int i = part * in_part; i < std::min(n, (part + 1) * in_part); ++i) {
+      compute(attention, items[i], i + 1 < n ? &items[i + 1] : nullptr, partials.data());
+    }
   });
   if (n_partials > 0) merge_partials(attention, items, partials.data());
 }

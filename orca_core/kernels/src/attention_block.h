@@ -40,9 +40,14 @@ struct Desk {
 };
 
 // The keys of one block, for one K/V head. Keys from `end` on are not there: zeros.
+//
+// K and V lie in short pieces all over the pool, which no prefetcher of a CPU foresees, and a core waits for few lines of
+// its own at a time. So while one block is packed, the second-level cache is asked for the `next` one.
 class Block {
  public:
-  Block(const Attention& a, const orca_span& span, int kv_head, int first, int end) : n_(std::min(kBlock, end - first)) {
+  Block() : n_(0) {}
+
+  Block(const Attention& a, const orca_span& span, int kv_head, int first, int end) : n_(std::clamp(end - first, 0, kBlock)) {
     const int64_t row = int64_t{a.heads.n_kv_heads} * a.heads.head_dim;
     const int size = a.spans.block_size;
     for (int i = 0; i < n_; ++i) {
@@ -51,7 +56,7 @@ class Block {
     }
   }
 
-  void pack_keys(const bf16* keys, Desk& desk) const {
+  void pack_keys(const bf16* keys, Desk& desk, const Block& next) const {
     for (int dim = 0; dim < desk.width; dim += 32) {
       const __mmask32 mask = first_halves(desk.width - dim);
       for (int key = 0; key < round_up(n_, kPanel); key += kLanes) {
@@ -59,6 +64,7 @@ class Block {
         for (int i = 0; i < kLanes; ++i) {
           rows[i] = key + i < n_ ? _mm512_maskz_loadu_epi16(mask, keys + where_[key + i]  + dim) : _mm512_setzero_si512();
         }
+        next.fetch(keys, key, kLanes, dim);
         transpose(rows);
         pair* to = desk.keys + (key / kPanel) * (desk.padded / 2) * kPanel + dim / 2 * kPanel + key % kPanel;
         for (int i = 0; i < kLanes; ++i) _mm512_store_si512(to + i * kPanel, rows[i]);
@@ -66,11 +72,12 @@ class Block {
     }
   }
 
-  void pack_values(const bf16* values, Desk& desk) const {
+  void pack_values(const bf16* values, Desk& desk, const Block& next) const {
     for (int dim = 0; dim < desk.width; dim += 32) {
       const __mmask32 mask = first_halves(desk.width - dim);
       pair* to = desk.values + dim / kPanel * (kBlock / 2) * kPanel;
       for (int key = 0; key < n_; key += 2) {
+        next.fetch(values, key, 2, dim);
         const __m512i one = _mm512_maskz_loadu_epi16(mask, values + where_[key] + dim);
         const __m512i two =
             key + 1 < n_ ? _mm512_maskz_loadu_epi16(mask, values + where_[key + 1] + dim) : _mm512_setzero_si512();
@@ -84,6 +91,13 @@ class Block {
   int size() const { return n_; }
 
  private:
+  // A line of each of some keys.
+  void fetch(const bf16* from, int key, int n, int dim) const {
+    for (int i = key; i < std::min(key + n, n_); ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(from + where_[i] + dim), _MM_HINT_T1);
+    }
+  }
+
   int n_;
   int64_t where_[kBlock];
 };
