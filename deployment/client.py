@@ -34,7 +34,7 @@ from deployment.client_messages import (
     request_to_pb,
     status_from_pb,
 )
-from deployment.errors import STATUS_DETAILS_KEY, error_from_grpc
+from deployment.grpc_errors import STATUS_DETAILS_KEY, error_from_grpc
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 from deployment.serving import ServiceStatus

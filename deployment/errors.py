@@ -8,18 +8,15 @@ is never logged, since it may quote a prompt.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from orca_core.errors import (
     InternalError,
@@ -32,13 +29,8 @@ from orca_core.errors import (
 
 _log = logging.getLogger(__name__)
 
-ERROR_DOMAIN: Final = "orca.v1"
-"""``domain`` of the ``google.rpc.ErrorInfo`` that carries an error's code and arguments to our own client."""
-
-STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 MAX_MESSAGE_CHARACTERS: Final = 500
 """A message may quote a name the client sent; gRPC trailers have room for 8 KiB in all."""
-_MAX_ARGUMENT_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +69,6 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
 """Every code of ``orca_core.errors`` has exactly one row (a test says so)."""
 
 
-class GrpcStatus(NamedTuple):
-    """What ends an RPC. ``trailing_metadata`` holds a serialised ``google.rpc.Status`` with ErrorInfo and RetryInfo."""
-
-    code: grpc.StatusCode
-    details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
-
-
 class HttpError(NamedTuple):
     """An HTTP answer: status, headers to add, and an OpenAI error object as a dict ready for JSON."""
 
@@ -121,14 +105,6 @@ def as_orca_error(error: BaseException, request_id: str) -> OrcaError:
     return InternalError(request_id)
 
 
-def grpc_status(error: BaseException, request_id: str) -> GrpcStatus:
-    """The gRPC status, details and trailing metadata of whatever was raised."""
-    shown = as_orca_error(error, request_id)
-    rule = rule_of(shown)
-    message = _clip(str(shown), MAX_MESSAGE_CHARACTERS)
-    return GrpcStatus(rule.grpc_code, message, ((STATUS_DETAILS_KEY, _rich_status(shown, rule, message)),))
-
-
 def http_error(error: BaseException, request_id: str, field_names: Mapping[str, str] | None = None) -> HttpError:
     """The HTTP status, extra headers and OpenAI error object of whatever was raised.
 
@@ -149,7 +125,7 @@ def http_error(error: BaseException, request_id: str, field_names: Mapping[str, 
         headers["Retry-After"] = str(max(1, math.ceil(delay_s)))
     if rule.http_status == 408:
         headers["x-should-retry"] = "false"  # OpenAI's clients retry a 408, but this deadline was the client's own
-    message = _clip(message, MAX_MESSAGE_CHARACTERS)
+    message = clip(message, MAX_MESSAGE_CHARACTERS)
     return HttpError(
         rule.http_status,
         headers,
@@ -161,20 +137,6 @@ def retry_after_s(error: OrcaError) -> float | None:
     """Seconds after which a retry makes sense; ``None`` where the error does not say."""
     value = getattr(error, "retry_after_s", None)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def error_from_grpc(code: grpc.StatusCode, details: str, status_bytes: bytes | None) -> OrcaError:
-    """The error a server raised, rebuilt on the client: the inverse of ``grpc_status``.
-
-    ``status_bytes``: value of the ``grpc-status-details-bin`` trailer, if any. Statuses that did not come from our
-    service (a proxy, the channel itself) become the nearest kind.
-    """
-    info, delay_s = _read_details(status_bytes)
-    if info is not None:
-        rebuilt = _rebuild(info, delay_s)
-        if rebuilt is not None:
-            return rebuilt
-    return _nearest(code, details, delay_s)
 
 
 _RAY_LOST: Final = frozenset(
@@ -204,97 +166,7 @@ def _stack(error: BaseException) -> str:
     return "".join(traceback.format_tb(error.__traceback__)).rstrip()
 
 
-def _clip(text: str, limit: int) -> str:
+def clip(text: str, limit: int) -> str:
+    """At most ``limit`` characters of a text, all of which UTF-8 can say."""
     clean = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
-
-
-def _rich_status(error: OrcaError, rule: ErrorRule, message: str) -> bytes:
-    """Serialised ``google.rpc.Status``: ErrorInfo (code, arguments) and, where a delay is known, RetryInfo."""
-    info = error_details_pb2.ErrorInfo(reason=error.code.upper(), domain=ERROR_DOMAIN)
-    for name, value in zip(_parameters(type(error)), error.args, strict=False):
-        info.metadata[name] = _clip(str(value), _MAX_ARGUMENT_CHARACTERS)
-    status = status_pb2.Status(code=code_pb2.Code.Value(rule.grpc_code.name), message=message)
-    status.details.append(_packed(info))
-    delay_s = retry_after_s(error)
-    if delay_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(max(0, round(delay_s * 1e9)))
-        status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    serialized: bytes = status.SerializeToString()
-    return serialized
-
-
-def _packed(message: Any) -> any_pb2.Any:
-    packed = any_pb2.Any()
-    packed.Pack(message)
-    return packed
-
-
-def _parameters(kind: type[OrcaError]) -> dict[str, str]:
-    """Names and annotations (as written) of a constructor's arguments, in order."""
-    parameters = inspect.signature(kind).parameters.values()
-    return {p.name: str(p.annotation) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
-
-
-def _read_details(status_bytes: bytes | None) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:
-    """ErrorInfo of our domain and the retry delay in seconds, each ``None`` where absent or unreadable."""
-    found: error_details_pb2.ErrorInfo | None = None
-    delay_s: float | None = None
-    try:
-        details = status_pb2.Status.FromString(status_bytes or b"").details
-    except Exception:  # whatever a foreign proxy put there is not ours to judge
-        return None, None
-    for packed in details:
-        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-        if packed.Unpack(info) and info.domain == ERROR_DOMAIN:
-            found = info
-        elif packed.Unpack(retry):
-            delay_s = retry.retry_delay.ToNanoseconds() / 1e9
-    return found, delay_s
-
-
-def _rebuild(info: error_details_pb2.ErrorInfo, delay_s: float | None) -> OrcaError | None:
-    """An error of the named kind from its arguments; ``None`` where this version of the client cannot."""
-    kind = next((k for k in _subclasses(OrcaError) if k.code == info.reason.lower()), None)
-    if kind is None:
-        return None
-    converters = {"int": int, "float": float, "str": str}
-    try:
-        arguments = {
-            name: converters[annotation](info.metadata[name])
-            for name, annotation in _parameters(kind).items()
-            if name in info.metadata
-        }
-        if delay_s is not None:
-            arguments["retry_after_s"] = delay_s
-        return kind(**arguments)
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _subclasses(kind: type[OrcaError]) -> Iterator[type[OrcaError]]:
-    """Depth first, children before parents, so that a code that is inherited finds the class that declared it."""
-    for child in kind.__subclasses__():
-        if "code" in child.__dict__:
-            yield child
-        yield from _subclasses(child)
-
-
-def _nearest(code: grpc.StatusCode, details: str, delay_s: float | None) -> OrcaError:
-    from orca_core.errors import DeadlineExceededError, OverloadedError, UnauthenticatedError
-
-    kinds = grpc.StatusCode
-    if code is kinds.INVALID_ARGUMENT:
-        return InvalidRequestError("request", details)
-    if code is kinds.UNAUTHENTICATED:
-        return UnauthenticatedError(details)
-    if code is kinds.NOT_FOUND:
-        return NotFoundError("resource", details)
-    if code is kinds.RESOURCE_EXHAUSTED:
-        return OverloadedError(details, delay_s or 1.0)
-    if code is kinds.DEADLINE_EXCEEDED:
-        return DeadlineExceededError(0.0)
-    if code is kinds.CANCELLED:
-        return RequestCancelledError("")
-    return UnavailableError(f"{code.name}: {details}", delay_s or 1.0)

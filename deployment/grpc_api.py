@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol, TypeVar
 from grpc_health.v1 import health_pb2
 
 from deployment.auth import HEADER, KeyCheck, NoKeys
-from deployment.errors import grpc_status
 from deployment.grpc_arrival import Arrived, Unreadable, add_orca_service
+from deployment.grpc_errors import grpc_status
 from deployment.grpc_messages import (
     OUTCOMES,
     call_from_pb,

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from deployment.errors import grpc_status, http_error
+from deployment.errors import http_error
+from deployment.grpc_errors import grpc_status
 from orca_core.errors import UnavailableError
 
 _SECTION: Final = re.compile(r"^(?=(?:global|defaults|frontend|backend|listen)\b)", re.MULTILINE)

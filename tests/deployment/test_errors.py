@@ -11,7 +11,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from deployment.errors import ERROR_RULES, as_orca_error, error_from_grpc, grpc_status, http_error
+from deployment.errors import ERROR_RULES, as_orca_error, http_error
+from deployment.grpc_errors import error_from_grpc, grpc_status
 from orca_core import errors
 from orca_core.errors import InternalError, OrcaError, RequestCancelledError, UnavailableError
 from tests.deployment.fake_service import wrapped

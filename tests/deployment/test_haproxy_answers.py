@@ -14,7 +14,7 @@ from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from deployment.errors import error_from_grpc
+from deployment.grpc_errors import error_from_grpc
 from deployment.haproxy import command_line, free_range, give_answers
 from deployment.haproxy_answers import Pages, with_answers
 from deployment.pb.orca.v1 import orca_pb2 as pb
