@@ -267,7 +267,7 @@ class Dispatcher:
 
     def on_overflow(self, link: Link, entry: Entry) -> None:
         """See ``LinkOwner``."""
-        _log.warning("request %s: its reader stalled, cancelled", entry.request.request_id)
+        _log.warning("request %s: its reader stalled, cancelled", entry.name)
         self._sender.drop(entry)
         self._line.rate.release(entry.demand)
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployment.errors import loggable
 from deployment.feed import Feed
 from orca_core.types import GenerationRequest
 
@@ -57,6 +58,12 @@ class Entry:
     n_failures: int = 0
     blocked_since: float | None = None
     n_overtakers: int = 0
+
+    @property
+    def name(self) -> str:
+        """For the log: the id that the client knows, and ours where that is another, which replicas' logs have."""
+        known, ours = loggable(self.client_request_id), self.request.request_id
+        return ours if known == ours else f"{known} ({ours})"
 
     @property
     def demand(self) -> int:

@@ -93,16 +93,24 @@ def as_orca_error(error: BaseException, request_id: str) -> OrcaError:
         if not rule_of(inner).opaque:
             return inner
         if not isinstance(inner, InternalError):
-            _log.error("request %s failed: %s: %s\n%s", request_id, inner.code, inner, _stack(inner))
+            _log.error("request %s failed: %s: %s\n%s", loggable(request_id), inner.code, inner, _stack(inner))
+        elif inner.request_id != request_id:  # the engine's own name for it, under which its log has the cause
+            _log.error("request %s failed: see request %s of a replica", loggable(request_id), inner.request_id)
         return InternalError(request_id)
     if isinstance(inner, asyncio.CancelledError) or _is_ray_error(inner, _RAY_CANCELLED):
         return RequestCancelledError(request_id)
     if _is_ray_error(inner, _RAY_LOST):
-        _log.warning("request %s lost its replica: %s", request_id, type(inner).__name__)
+        _log.warning("request %s lost its replica: %s", loggable(request_id), type(inner).__name__)
         return UnavailableError("the replica was lost")
     kind = f"{type(inner).__module__}.{type(inner).__qualname__}"
-    _log.error("request %s failed: unexpected %s\n%s", request_id, kind, _stack(inner))
+    _log.error("request %s failed: unexpected %s\n%s", loggable(request_id), kind, _stack(inner))
     return InternalError(request_id)
+
+
+def loggable(request_id: str) -> str:
+    """An id that may be a client's, for a line of a log: what could break or forge one is spelled out."""
+    plain = request_id.isascii() and request_id.isprintable()
+    return clip(request_id if plain else ascii(request_id), MAX_MESSAGE_CHARACTERS)
 
 
 def http_error(error: BaseException, request_id: str, field_names: Mapping[str, str] | None = None) -> HttpError:

@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from grpc_health.v1 import health_pb2
 
 from deployment.auth import HEADER, KeyCheck, NoKeys
-from deployment.grpc_arrival import Arrived, Unreadable, add_orca_service
+from deployment.grpc_arrival import Arrived, RpcContext, Unreadable, add_orca_service, name_of, set_trailers
 from deployment.grpc_errors import grpc_status
 from deployment.grpc_messages import (
     OUTCOMES,
@@ -43,23 +43,6 @@ _SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 _M = TypeVar("_M")
 
 
-class RpcContext(Protocol):
-    """What we use of ``ray.serve.grpc_util.RayServegRPCContext``."""
-
-    def invocation_metadata(self) -> list[tuple[str, Any]]:
-        """What the client sent."""
-        ...
-
-    def set_code(self, code: Any) -> None:
-        """Status of the RPC."""
-
-    def set_details(self, details: str) -> None:
-        """Message of the status."""
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
-        """Trailers of the RPC."""
-
-
 class RpcFailedError(Exception):
     """Ends a stream whose status has been set on the context. Carries nothing: Serve logs it."""
 
@@ -81,14 +64,15 @@ class GrpcMethods(Service):
         details and the trailers of the context. Through Serve's proxy a context travels only with a message or an
         exception, and an exception takes the code and the details but not the trailers.
         """
+        request_id = name_of(grpc_context, arrived.message.request_id)
         try:
             message = self._admitted(arrived.message, grpc_context)
-            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s))
+            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s), request_id)
             async with aclosing(self.generate(call)) as chunks:
                 async for served in chunks:
                     yield chunk_to_pb(served)
         except Exception as error:
-            _fail(grpc_context, error, arrived.message.request_id)
+            _fail(grpc_context, error, request_id)
             if arrived.process != os.getpid():
                 raise RpcFailedError from None
 
@@ -96,13 +80,14 @@ class GrpcMethods(Service):
         self, arrived: Arrived, grpc_context: RpcContext
     ) -> pb.CompleteResponse:
         """Unary: the whole result. A client that leaves cancels the generation."""
+        request_id = name_of(grpc_context, arrived.message.request_id)
         try:
             message = self._admitted(arrived.message, grpc_context)
-            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s))
+            call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s), request_id)
             async with aclosing(self.generate(call)) as chunks:
                 return result_to_pb([served async for served in chunks])
         except Exception as error:
-            return _failed(grpc_context, error, arrived.message.request_id, pb.CompleteResponse)
+            return _failed(grpc_context, error, pb.CompleteResponse, request_id)
 
     async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
         """Unary: cancel by the client's own request id."""
@@ -111,7 +96,7 @@ class GrpcMethods(Service):
                 raise InvalidRequestError("request_id", "must not be empty")
             return pb.CancelResponse(outcome=OUTCOMES[await self.cancel(request.request_id)])
         except Exception as error:
-            return _failed(grpc_context, error, request.request_id, pb.CancelResponse)
+            return _failed(grpc_context, error, pb.CancelResponse)
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, grpc_context: RpcContext
@@ -121,7 +106,7 @@ class GrpcMethods(Service):
             token_ids = await self.tokenize(self._admitted(request, grpc_context).text, request.model)
             return pb.TokenizeResponse(token_ids=token_ids, count=len(token_ids))
         except Exception as error:
-            return _failed(grpc_context, error, "", pb.TokenizeResponse)
+            return _failed(grpc_context, error, pb.TokenizeResponse)
 
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, grpc_context: RpcContext
@@ -131,7 +116,7 @@ class GrpcMethods(Service):
             text = await self.detokenize(tuple(self._admitted(request, grpc_context).token_ids), request.model)
             return pb.DetokenizeResponse(text=text, count=len(request.token_ids))
         except Exception as error:
-            return _failed(grpc_context, error, "", pb.DetokenizeResponse)
+            return _failed(grpc_context, error, pb.DetokenizeResponse)
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, grpc_context: RpcContext
@@ -141,7 +126,7 @@ class GrpcMethods(Service):
             self._admitted(request, grpc_context)
             return model_to_pb(await self.model())
         except Exception as error:
-            return _failed(grpc_context, error, "", pb.GetModelResponse)
+            return _failed(grpc_context, error, pb.GetModelResponse)
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, grpc_context: RpcContext
@@ -151,7 +136,7 @@ class GrpcMethods(Service):
             self._admitted(request, grpc_context)
             return status_to_pb(await self.status())
         except Exception as error:
-            return _failed(grpc_context, error, "", pb.GetStatusResponse)
+            return _failed(grpc_context, error, pb.GetStatusResponse)
 
     def _admitted(self, message: _M, context: RpcContext) -> _M:
         """The message of a caller who may come in. Raises ``UnauthenticatedError`` before ``InvalidRequestError``."""
@@ -171,7 +156,7 @@ class GrpcMethods(Service):
                 raise NotFoundError("service", request.service)
             return health_pb2.HealthCheckResponse(status=_SERVING if await self.ready() else _NOT_SERVING)
         except Exception as error:
-            return _failed(grpc_context, error, "", health_pb2.HealthCheckResponse)
+            return _failed(grpc_context, error, health_pb2.HealthCheckResponse)
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, grpc_context: RpcContext
@@ -221,10 +206,10 @@ def _fail(context: RpcContext, error: Exception, request_id: str) -> None:
     status = grpc_status(error, request_id)
     context.set_code(status.code)
     context.set_details(status.details)
-    context.set_trailing_metadata(list(status.trailing_metadata))
+    set_trailers(context, request_id, status.trailing_metadata)
 
 
-def _failed(context: RpcContext, error: Exception, request_id: str, empty: Callable[[], _M]) -> _M:
+def _failed(context: RpcContext, error: Exception, empty: Callable[[], _M], request_id: str = "") -> _M:
     """Put the error's status on the context; gRPC drops the message of an RPC that failed."""
-    _fail(context, error, request_id)
+    _fail(context, error, request_id or name_of(context))
     return empty()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -14,6 +16,54 @@ from deployment.pb.orca.v1 import orca_pb2_grpc
 
 TIMED: Final = ("Generate", "Complete")
 """The methods that take ``Arrived``: what they do may last."""
+
+REQUEST_ID_KEY: Final = "request_id"
+"""Trailer with the id of an RPC. Serve sets it, to what the client's metadata has under that name or to an id of its
+own, and its lines of the log have it."""
+
+_FIT_FOR_A_TRAILER: Final = re.compile(r"[!-~]([ -~]{0,254}[!-~])?")
+
+
+class RpcContext(Protocol):
+    """What we use of ``ray.serve.grpc_util.RayServegRPCContext``."""
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]:
+        """What the client sent."""
+        ...
+
+    def trailing_metadata(self) -> Any:
+        """Trailers that were set before: pairs, or ``None``."""
+
+    def set_code(self, code: Any) -> None:
+        """Status of the RPC."""
+
+    def set_details(self, details: str) -> None:
+        """Message of the status."""
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
+        """Trailers of the RPC."""
+
+
+def name_of(context: RpcContext, own: str = "") -> str:
+    """The one id of an RPC, for its messages, its error, its trailers and the log: the client's ``own``, else the one
+    that Serve has given it, else a new one.
+    """
+    request_id = own or _serves_id(context) or uuid.uuid4().hex
+    set_trailers(context, request_id)
+    return request_id
+
+
+def set_trailers(context: RpcContext, request_id: str, more: Sequence[tuple[str, Any]] = ()) -> None:
+    """The id, as far as a trailer can hold it, and more in place of all trailers that were set before."""
+    named = request_id if _FIT_FOR_A_TRAILER.fullmatch(request_id) else _serves_id(context)
+    earlier = context.trailing_metadata()
+    if isinstance(earlier, list):
+        earlier.clear()  # Serve's context would go on sending the first id it was told, beside ours
+    context.set_trailing_metadata([*([(REQUEST_ID_KEY, named)] if named else ()), *more])
+
+
+def _serves_id(context: RpcContext) -> str:
+    return next((str(value) for key, value in context.trailing_metadata() or () if key == REQUEST_ID_KEY), "")
 
 
 class Arrived(NamedTuple):

@@ -27,10 +27,13 @@ ERROR_DOMAIN: Final = "orca.v1"
 
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_ARGUMENT_CHARACTERS: Final = 200
+_MAX_ID_CHARACTERS: Final = 256
 
 
 class GrpcStatus(NamedTuple):
-    """What ends an RPC. ``trailing_metadata`` holds a serialised ``google.rpc.Status`` with ErrorInfo and RetryInfo."""
+    """What ends an RPC. ``trailing_metadata`` holds a serialised ``google.rpc.Status`` with ErrorInfo, with RetryInfo
+    where a delay is known, and with RequestInfo where the request has an id.
+    """
 
     code: grpc.StatusCode
     details: str
@@ -42,7 +45,7 @@ def grpc_status(error: BaseException, request_id: str) -> GrpcStatus:
     shown = as_orca_error(error, request_id)
     rule = rule_of(shown)
     message = clip(str(shown), MAX_MESSAGE_CHARACTERS)
-    return GrpcStatus(rule.grpc_code, message, ((STATUS_DETAILS_KEY, _rich_status(shown, rule, message)),))
+    return GrpcStatus(rule.grpc_code, message, ((STATUS_DETAILS_KEY, _rich_status(shown, rule, message, request_id)),))
 
 
 def error_from_grpc(code: grpc.StatusCode, details: str, status_bytes: bytes | None) -> OrcaError:
@@ -59,8 +62,8 @@ def error_from_grpc(code: grpc.StatusCode, details: str, status_bytes: bytes | N
     return _nearest(code, details, delay_s)
 
 
-def _rich_status(error: OrcaError, rule: ErrorRule, message: str) -> bytes:
-    """Serialised ``google.rpc.Status``: ErrorInfo (code, arguments) and, where a delay is known, RetryInfo."""
+def _rich_status(error: OrcaError, rule: ErrorRule, message: str, request_id: str) -> bytes:
+    """Serialised ``google.rpc.Status``: ErrorInfo (code, arguments), RetryInfo, RequestInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.code.upper(), domain=ERROR_DOMAIN)
     for name, value in zip(_parameters(type(error)), error.args, strict=False):
         info.metadata[name] = clip(str(value), _MAX_ARGUMENT_CHARACTERS)
@@ -71,6 +74,9 @@ def _rich_status(error: OrcaError, rule: ErrorRule, message: str) -> bytes:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(max(0, round(delay_s * 1e9)))
         status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if request_id:
+        named = error_details_pb2.RequestInfo(request_id=clip(request_id, _MAX_ID_CHARACTERS))
+        status.details.append(_packed(named))
     serialized: bytes = status.SerializeToString()
     return serialized
 

@@ -44,8 +44,11 @@ def sampling_from_pb(message: pb.Sampling) -> SamplingParams:
     )
 
 
-def call_from_pb(message: pb.GenerateRequest, timeout_s: float | None) -> GenerationCall:
-    """``timeout_s``: seconds that are left of the client's deadline. Raises ``InvalidRequestError``."""
+def call_from_pb(message: pb.GenerateRequest, timeout_s: float | None, request_id: str = "") -> GenerationCall:
+    """``timeout_s``: seconds that are left of the client's deadline. ``request_id``: where the message names none.
+
+    Raises ``InvalidRequestError``.
+    """
     given = message.WhichOneof("input")
     chat = tuple(ChatMessage(m.role, m.content) for m in message.messages.messages)
     return GenerationCall(
@@ -54,7 +57,7 @@ def call_from_pb(message: pb.GenerateRequest, timeout_s: float | None) -> Genera
         token_ids=tuple(message.token_ids.ids) if given == "token_ids" else None,
         messages=chat if given == "messages" else None,
         model=message.model,
-        client_request_id=message.request_id,
+        client_request_id=message.request_id or request_id,
         session_id=message.session_id,
         priority=message.priority,
         timeout_s=timeout_s,

@@ -109,14 +109,13 @@ class ResumingStream:
         """Go back to the line. Raises ``UnavailableError`` when it has been lost too often."""
         if self._cancelled:
             raise RequestCancelledError(self._request.request_id)
-        request_id = self._request.request_id
         if self.resumes >= self._settings.max_resumes:
-            _log.error("request %s has lost its replica %d times, given up", request_id, self.resumes + 1)
+            _log.error("request %s has lost its replica %d times, given up", self._entry.name, self.resumes + 1)
             raise UnavailableError(f"the stream lost its replica {self.resumes + 1} times")
         self.resumes += 1
         self._on_resume()
         n_emitted = len(self._emitted)
-        _log.warning("request %s lost replica %s after %d tokens, goes on", request_id, error.replica, n_emitted)
+        _log.warning("request %s lost replica %s after %d tokens, goes on", self._entry.name, error.replica, n_emitted)
         self._entry.feed = self._new_feed()
         self._entry.request = replace(self._request, emitted_ids=tuple(self._emitted))
         self._dispatcher.come_back(self._entry)

@@ -155,7 +155,7 @@ class Sender:
         The same one only when it has said anew how it stands; and nobody, when that has happened too often.
         """
         replica = attempt.link.replica
-        _log.warning("request %s was not accepted by %s: %s", attempt.attempt_id, replica, type(error).__name__)
+        _log.warning("request %s was not accepted by %s: %s", entry.name, replica, type(error).__name__)
         self._book.refuse(replica)
         self._book.suspect(replica)
         self.drop(entry)

@@ -105,6 +105,9 @@ class Context:
     def set_details(self, details: str) -> None:
         self.details = details
 
+    def trailing_metadata(self) -> list[tuple[str, Any]]:
+        return list(self.trailers.items())
+
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
         self.trailers = dict(trailing_metadata)
 
