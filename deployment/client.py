@@ -8,7 +8,8 @@ with OrcaClient("127.0.0.1:9000") as client:
 
 Sampling arguments are the fields of ``orca_core.SamplingParams``; what is left out takes the server's default, which is
 greedy. ``timeout_s`` is the deadline of the whole call in seconds; the server drops the request when it passes. Errors
-are those of ``orca_core.errors``; ``retry_after_s`` says when a retry makes sense.
+are those of ``orca_core.errors``; ``retry_after_s`` says when a retry makes sense. Requests of one ``session_id`` prefer
+the same replica, whose prefix cache may hold what they have in common. All of it is in ``docs/api.md``.
 
 Keepalive: HTTP/2 pings go out every ``keepalive_s`` seconds, only while a call is open. gRPC servers end a connection
 that pings more often than every five minutes while no data flows (GOAWAY "too_many_pings"), which is the default here.
@@ -109,13 +110,14 @@ class OrcaClient(_Client):
         timeout_s: float | None = None,
         request_id: str = "",
         model: str = "",
+        session_id: str = "",
         **sampling: Any,
     ) -> Generator[ClientChunk, None, None]:
         """Stream one generation from one of ``prompt``, ``token_ids`` and ``messages`` (``{"role", "content"}``).
 
         The call starts with the first ``next``; dropping or closing the iterator cancels it. Raises ``OrcaError``.
         """
-        request = request_to_pb(prompt, token_ids, messages, request_id, model, sampling)
+        request = request_to_pb(prompt, token_ids, messages, request_id, model, session_id, sampling)
         return self._stream(request, self._call_options(timeout_s), timeout_s)
 
     def _stream(
@@ -143,32 +145,33 @@ class OrcaClient(_Client):
         timeout_s: float | None = None,
         request_id: str = "",
         model: str = "",
+        session_id: str = "",
         **sampling: Any,
     ) -> ClientChunk:
         """The whole of one generation at once. Arguments and errors as in ``generate``."""
-        request = request_to_pb(prompt, token_ids, messages, request_id, model, sampling)
+        request = request_to_pb(prompt, token_ids, messages, request_id, model, session_id, sampling)
         return chunk_from_pb(self._unary(self._stub.Complete, request, timeout_s))
 
-    def cancel(self, request_id: str) -> CancelOutcome:
+    def cancel(self, request_id: str, *, timeout_s: float | None = None) -> CancelOutcome:
         """Cancel every live generation that was started with that ``request_id``."""
-        return outcome_from_pb(self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id)))
+        return outcome_from_pb(self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), timeout_s))
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """The token ids a prompt would have."""
-        return list(self._unary(self._stub.Tokenize, pb.TokenizeRequest(text=text)).token_ids)
+        return list(self._unary(self._stub.Tokenize, pb.TokenizeRequest(text=text), timeout_s).token_ids)
 
-    def detokenize(self, token_ids: Iterable[int]) -> str:
+    def detokenize(self, token_ids: Iterable[int], *, timeout_s: float | None = None) -> str:
         """The text of token ids."""
-        response = self._unary(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))
+        response = self._unary(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids), timeout_s)
         return str(response.text)
 
-    def model(self) -> ModelInfo:
+    def model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """The served model."""
-        return model_from_pb(self._unary(self._stub.GetModel, pb.GetModelRequest()))
+        return model_from_pb(self._unary(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
 
-    def status(self) -> ServiceStatus:
+    def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
         """Replicas with their load, the waiting line, totals."""
-        return status_from_pb(self._unary(self._stub.GetStatus, pb.GetStatusRequest()))
+        return status_from_pb(self._unary(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
 
     def close(self) -> None:
         """Close the connection; open calls are cancelled."""
@@ -206,10 +209,11 @@ class AsyncOrcaClient(_Client):
         timeout_s: float | None = None,
         request_id: str = "",
         model: str = "",
+        session_id: str = "",
         **sampling: Any,
     ) -> AsyncGenerator[ClientChunk, None]:
         """As ``OrcaClient.generate``; closing the generator, or cancelling its reader, cancels the call."""
-        request = request_to_pb(prompt, token_ids, messages, request_id, model, sampling)
+        request = request_to_pb(prompt, token_ids, messages, request_id, model, session_id, sampling)
         return self._stream(request, self._call_options(timeout_s), timeout_s)
 
     async def _stream(
@@ -237,32 +241,33 @@ class AsyncOrcaClient(_Client):
         timeout_s: float | None = None,
         request_id: str = "",
         model: str = "",
+        session_id: str = "",
         **sampling: Any,
     ) -> ClientChunk:
         """The whole of one generation at once."""
-        request = request_to_pb(prompt, token_ids, messages, request_id, model, sampling)
+        request = request_to_pb(prompt, token_ids, messages, request_id, model, session_id, sampling)
         return chunk_from_pb(await self._unary(self._stub.Complete, request, timeout_s))
 
-    async def cancel(self, request_id: str) -> CancelOutcome:
+    async def cancel(self, request_id: str, *, timeout_s: float | None = None) -> CancelOutcome:
         """Cancel every live generation that was started with that ``request_id``."""
-        return outcome_from_pb(await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id)))
+        return outcome_from_pb(await self._unary(self._stub.Cancel, pb.CancelRequest(request_id=request_id), timeout_s))
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """The token ids a prompt would have."""
-        return list((await self._unary(self._stub.Tokenize, pb.TokenizeRequest(text=text))).token_ids)
+        return list((await self._unary(self._stub.Tokenize, pb.TokenizeRequest(text=text), timeout_s)).token_ids)
 
-    async def detokenize(self, token_ids: Iterable[int]) -> str:
+    async def detokenize(self, token_ids: Iterable[int], *, timeout_s: float | None = None) -> str:
         """The text of token ids."""
-        response = await self._unary(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))
+        response = await self._unary(self._stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids), timeout_s)
         return str(response.text)
 
-    async def model(self) -> ModelInfo:
+    async def model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """The served model."""
-        return model_from_pb(await self._unary(self._stub.GetModel, pb.GetModelRequest()))
+        return model_from_pb(await self._unary(self._stub.GetModel, pb.GetModelRequest(), timeout_s))
 
-    async def status(self) -> ServiceStatus:
+    async def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
         """Replicas with their load, the waiting line, totals."""
-        return status_from_pb(await self._unary(self._stub.GetStatus, pb.GetStatusRequest()))
+        return status_from_pb(await self._unary(self._stub.GetStatus, pb.GetStatusRequest(), timeout_s))
 
     async def close(self) -> None:
         """Close the connection; open calls are cancelled."""

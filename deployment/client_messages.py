@@ -46,12 +46,18 @@ def request_to_pb(
     messages: Messages | None,
     request_id: str,
     model: str,
+    session_id: str,
     sampling: Mapping[str, Any],
 ) -> pb.GenerateRequest:
     """The message; what cannot be put in it is an ``InvalidRequestError``."""
     if sum(value is not None for value in (prompt, token_ids, messages)) != 1:
         raise InvalidRequestError("prompt", "give exactly one of prompt, token_ids and messages")
-    request = pb.GenerateRequest(request_id=request_id, model=model)
+    request = pb.GenerateRequest()
+    for name, text in (("request_id", request_id), ("model", model), ("session_id", session_id)):
+        try:
+            setattr(request, name, text)
+        except (TypeError, ValueError):
+            raise InvalidRequestError(name, "must be a string") from None
     try:
         if prompt is not None:
             request.prompt = prompt

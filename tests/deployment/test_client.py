@@ -96,12 +96,52 @@ def test_plain_calls(client: OrcaClient) -> None:
         {"prompt": "a", "max_tokens": 3},
         {"prompt": "a", "timeout_s": 0},
         {"prompt": "a", "timeout_s": float("nan")},
+        {"prompt": "a", "request_id": 3},
+        {"prompt": "a", "model": b"\xff"},
+        {"prompt": "a", "session_id": "\ud800"},
     ],
 )
 def test_what_cannot_be_sent(client: OrcaClient, service: FakeIngress, arguments: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
         client.generate(**arguments)  # type: ignore[arg-type]
     assert service.calls == []
+
+
+def test_what_is_not_text_is_named(client: OrcaClient) -> None:
+    for name in ("request_id", "model", "session_id"):
+        with pytest.raises(InvalidRequestError) as caught:
+            client.complete("Hi", **{name: 3})  # type: ignore[arg-type]
+        assert caught.value.field == name
+
+
+async def test_a_session_is_told(address: str, service: FakeIngress) -> None:
+    with OrcaClient(address) as client:
+        list(client.generate("Hi", session_id="ours"))
+        client.complete("Hi", session_id="ours")
+    async with AsyncOrcaClient(address) as client:
+        assert [chunk async for chunk in client.generate("Hi", session_id="ours")]
+        await client.complete("Hi", session_id="ours")
+    assert [call.session_id for call in service.calls] == ["ours"] * 4
+
+
+PLAIN_CALLS: dict[str, tuple[object, ...]] = {
+    "cancel": ("mine",), "tokenize": ("Hi",), "detokenize": ([1],), "model": (), "status": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN_CALLS)
+async def test_every_call_can_be_given_a_deadline(
+    address: str, service: FakeIngress, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def for_ever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(service, name, for_ever)
+    async with AsyncOrcaClient(address) as client:
+        with pytest.raises(DeadlineExceededError):
+            await getattr(client, name)(*PLAIN_CALLS[name], timeout_s=0.05)
+    with OrcaClient(address) as blocking, pytest.raises(DeadlineExceededError):
+        getattr(blocking, name)(*PLAIN_CALLS[name], timeout_s=0.05)
 
 
 @pytest.mark.parametrize("fail_after", [0, 2])
