@@ -8,8 +8,8 @@ with OrcaClient("127.0.0.1:9000") as client:
 
 Sampling arguments are the fields of ``orca_core.SamplingParams``; what is left out takes the server's default, which is
 greedy. ``timeout_s`` is the deadline of the whole call in seconds; the server drops the request when it passes. Errors
-are those of ``orca_core.errors``; ``retry_after_s`` says when a retry makes sense. Requests of one ``session_id`` prefer
-the same replica, whose prefix cache may hold what they have in common. All of it is in ``docs/api.md``.
+are those of ``orca_core.errors``; ``retry_after_s`` says when a retry makes sense. Requests of one ``session_id``
+prefer the same replica, whose prefix cache may hold what they have in common. All of it is in ``docs/api.md``.
 
 Keepalive: HTTP/2 pings go out every ``keepalive_s`` seconds, only while a call is open. gRPC servers end a connection
 that pings more often than every five minutes while no data flows (GOAWAY "too_many_pings"), which is the default here.

@@ -52,12 +52,7 @@ def request_to_pb(
     """The message; what cannot be put in it is an ``InvalidRequestError``."""
     if sum(value is not None for value in (prompt, token_ids, messages)) != 1:
         raise InvalidRequestError("prompt", "give exactly one of prompt, token_ids and messages")
-    request = pb.GenerateRequest()
-    for name, text in (("request_id", request_id), ("model", model), ("session_id", session_id)):
-        try:
-            setattr(request, name, text)
-        except (TypeError, ValueError):
-            raise InvalidRequestError(name, "must be a string") from None
+    request = _request_of_texts(request_id=request_id, model=model, session_id=session_id)
     try:
         if prompt is not None:
             request.prompt = prompt
@@ -80,6 +75,16 @@ def request_to_pb(
             request.sampling.MergeFrom(pb.Sampling(**given))
         except (TypeError, ValueError):
             raise InvalidRequestError(name, "has a value of the wrong kind or out of range") from None
+    return request
+
+
+def _request_of_texts(**texts: str) -> pb.GenerateRequest:
+    request = pb.GenerateRequest()
+    for name, text in texts.items():
+        try:
+            setattr(request, name, text)
+        except (TypeError, ValueError):
+            raise InvalidRequestError(name, "must be a string") from None
     return request
 
 
