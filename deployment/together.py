@@ -23,7 +23,8 @@ def check_together(
     caller may hold; ``None`` = all.
     """
     demand, n_choices = sum(demands), len(demands)
-    room = sum(report.load.n_slots for report in reports) + limits.max_waiting_slots
+    n_slots = sum(report.load.n_slots for report in reports)
+    room = n_slots + limits.max_waiting_slots
     if demand > room:
         _refuse(f"{n_choices} choices need {demand} slots together, and all replicas with the line have {room}")
     if share is not None and demand > share:
@@ -31,6 +32,10 @@ def check_together(
     places = len(reports) * max_batch_size + limits.max_waiting_requests
     if n_choices > places:
         _refuse(f"{n_choices} choices, and all replicas with the line have {places} places")
+    n_at_once = max(0, n_choices - limits.max_waiting_requests)  # at best the largest wait
+    at_once = sum(sorted(demands)[:n_at_once])
+    if at_once > n_slots:
+        _refuse(f"{n_at_once} of {n_choices} choices need {at_once} slots at once, and all replicas have {n_slots}")
 
 
 def _refuse(reason: str) -> None:

@@ -36,3 +36,15 @@ def test_what_fits(demands: list[int], share: int | None, reason: str | None) ->
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         check_together(demands, reports(99, 100), LIMITS, 4, share)
     assert caught.value.field == "n"
+
+
+def test_only_so_many_can_wait_in_line() -> None:
+    """There are slots enough with those of the line, but too few places in it: the others would have to run at once."""
+    limits = LimitsSection(max_waiting_requests=1, max_waiting_slots=100)
+    check_together([60] * 4, reports(99, 100), limits, 4, None)
+    check_together([80, 60, 60, 70], reports(99, 100), limits, 4, None)
+    with pytest.raises(InvalidRequestError, match="3 of 4 choices need 210 slots at once, and all replicas have 199"):
+        check_together([70] * 4, reports(99, 100), limits, 4, None)
+    nobody_waits = LimitsSection(max_waiting_requests=0)
+    with pytest.raises(InvalidRequestError, match="3 of 3 choices need 240 slots at once, and all replicas have 199"):
+        check_together([80] * 3, reports(99, 100), nobody_waits, 4, None)
