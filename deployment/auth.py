@@ -25,6 +25,7 @@ HEADER: Final = "authorization"
 CHECK_PERIOD_S: Final = 1.0
 """The file is looked at no more often than that."""
 
+_CALLER: Final = b"orca-caller"  # this hash is no other one of the same key
 FIELD: Final = "auth.api_keys_file"
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 """Paths of the HTTP face that need no key: probes have none."""
@@ -39,8 +40,8 @@ class KeyCheck(Protocol):
     """Whether a caller may come in."""
 
     def check(self, authorizations: Iterable[str | bytes]) -> str:
-        """A name for the caller's key, the same for as long as this process lives, which says nothing of the key; empty
-        where callers are not told apart. ``authorizations``: all values of the caller's ``authorization``.
+        """A name for the caller's key, the same in every process, which does not tell it; empty where callers are not
+        told apart. It stays in memory. ``authorizations``: all values of the caller's ``authorization``.
 
         Raises ``UnauthenticatedError``.
         """
@@ -81,7 +82,7 @@ class ApiKeys:
             known |= hmac.compare_digest(mine, each)
         if not (known and key):
             raise UnauthenticatedError
-        return mine.hex()
+        return hashlib.blake2b(key, digest_size=16, person=_CALLER).hexdigest()
 
     def _refresh(self) -> None:
         now = self._clock()

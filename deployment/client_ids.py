@@ -1,12 +1,24 @@
-"""Which requests run under a client's own id. Several may share it, and it may be gone before it is asked for."""
+"""Which requests run under a client's own id. Several may share it, and it may be gone before it is asked for.
+
+Ids like "1" are common, and whoever has another API key means something else by it. So between the parts of the service
+an id goes by its *handle*: with a name for the key in front, if there is one.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Final
 
+from deployment.quota import CALLER
+
 N_REMEMBERED: Final = 4096
 """How many ended client ids can still be told from unknown ones."""
+
+
+def handle_of(client_request_id: str) -> str:
+    """What the current caller's id is called between the parts of the service: nobody else can name it."""
+    caller = CALLER.get()
+    return f"{caller}/{client_request_id}" if caller else client_request_id
 
 
 class ClientIds:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
+from typing import Final
 
 from deployment.feed import Feed
 from orca_core.types import GenerationChunk
 
+HELD: Final = 0.5
+"""Part of the interval for which chunks are held here at most.
+
+The replica hears of the interval and lets so much time pass between two parcels by itself (``Outlet.pace``): to hold
+what it has held would double the delay. What comes sooner came along with somebody's first word or last.
+"""
+
 
 class Delivery:
-    """Hands chunks to feeds. ``interval_s()``: seconds between two times at which readers are woken; 0 = every time.
+    """Hands chunks to feeds. ``interval_s()``: seconds that should lie between two parcels; 0 = each wakes readers.
 
     The first chunk of a stream and its last wake its reader at once. ``clock``: seconds. Lives on one event loop.
     """
@@ -27,7 +35,7 @@ class Delivery:
     def begin(self) -> float:
         """A parcel has come; its chunks follow. Returns the seconds that should lie between two parcels now."""
         interval_s, now = self._interval_s(), self._clock()
-        left_s = self._woken_at + interval_s - now
+        left_s = self._woken_at + HELD * interval_s - now
         self._holds = left_s > 0
         if not self._holds:
             self._wake_all()

@@ -39,7 +39,8 @@ class Entry:
     """A request on its way through the ingress. ``number``: its order of arrival, kept for life.
 
     ``request``: what is still to be generated. ``deadline``: on the ingress's clock. ``affinity``: requests of the same
-    one may share a beginning; empty = none. ``place``: ``None`` while it waits in line, and after its end.
+    one may share a beginning; empty = none. ``handle``: by what ``Cancel`` finds it, where not by
+    the client's id. ``place``: ``None`` while it waits in line, and after its end.
     ``is_promised``: a place in line is its own until a replica has accepted it. ``accepted_at``: when one first did.
     ``n_failures``: submissions that failed, or had no answer. ``blocked_since``: when it first was the head of the line
     and did not fit; ``n_overtakers``: how many went before it since.
@@ -50,6 +51,7 @@ class Entry:
     deadline: float
     feed: Feed
     affinity: bytes = b""
+    handle: str = ""
     number: int = 0
     n_attempts: int = 0
     place: Attempt | None = None

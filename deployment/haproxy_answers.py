@@ -4,6 +4,10 @@ Serve's configuration answers for an ingress that is not there: 500 in plain tex
 and gRPC's NOT_FOUND where it knows of no application. It knows of none for a while after each start, and clients take
 both for permanent. Ours say 503 with an OpenAI error object, and UNAVAILABLE; both with the time after which to come
 back. Where an application is known, a path outside of it stays a 404, as an OpenAI error object.
+
+While a node drains, Serve's HAProxy fails Serve's own health path alone. Our probes (``/readyz``, gRPC health) would go
+through to ingresses on other nodes, which are ready, and a balancer would send to this node until it is gone. Ours fail
+as well then; requests are served to the end.
 """
 
 from __future__ import annotations
@@ -25,7 +29,13 @@ _SECTION: Final = re.compile(r"^(?=(?:global|defaults|frontend|backend|listen)\b
 _ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
 _RETURN: Final = re.compile(r"^ *http-request return .*\n?", re.MULTILINE)
 _USES: Final = re.compile(r"^\s*use_backend\s+(?!grpc_fallback_backend\b)", re.MULTILINE)
+_HTTP_FRONT: Final = "frontend http_frontend"
 _GRPC_FRONT: Final = "frontend grpc_frontend"
+_HEALTH_RULE: Final = re.compile(r"^ *http-request return (.*) if (?:healthcheck|is_healthz)\b.*\n", re.MULTILINE)
+_HEALTHY: Final = re.compile(r"status 200 content-type text/plain|grpc-status 0\b")
+"""In the answers of Serve's health paths, under whatever condition."""
+
+_PROBES: Final = {_HTTP_FRONT: "path_end /readyz", _GRPC_FRONT: "path_beg /grpc.health.v1.Health/"}
 _STATUSES: Final = (502, 503, 504)
 """What HAProxy answers with when no server of a backend does."""
 
@@ -72,13 +82,16 @@ def with_answers(config: str, pages: Pages) -> str:
     """Serve's configuration with our answers in the places of its own."""
     sections = _SECTION.split(config)
     fronts = {section.split("\n", 1)[0].strip(): section for section in sections if section.startswith("frontend ")}
-    has_http = bool(_USES.search(fronts.get("frontend http_frontend", "")))
+    has_http = bool(_USES.search(fronts.get(_HTTP_FRONT, "")))
     has_grpc = bool(_USES.search(fronts.get(_GRPC_FRONT, "")))
     is_grpc, out = False, []
     for section in sections:
         title, _, rest = section.partition("\n")
         is_grpc = (is_grpc or title.strip() == _GRPC_FRONT) and not title.startswith("listen ")
-        if title.strip() == "backend default_backend":
+        if title.strip() in _PROBES:
+            page = pages.unavailable_grpc if is_grpc else pages.unavailable
+            rest = _probes_follow(rest, f"{page} if {{ {_PROBES[title.strip()]} }}")
+        elif title.strip() == "backend default_backend":
             rest = _refusing(rest, 404 if has_http else 503, pages.unknown_path if has_http else pages.unavailable)
         elif title.strip() == "backend default_grpc_backend" and not has_grpc:
             rest = _refusing(rest, 503, pages.unavailable_grpc)
@@ -114,6 +127,16 @@ def _page(status: str, content: Mapping[str, Any], headers: Mapping[str, str] = 
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nCache-Control: no-cache\r\n"
     return f"{head}{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _probes_follow(section: str, page: str) -> str:
+    """A front whose probes fail where Serve's own health path does so in any case: the node is to be left."""
+    rules = list(_HEALTH_RULE.finditer(section))
+    ours = f"    http-request return status 503 errorfile {page}\n"
+    if not rules or ours in section or any(_HEALTHY.search(rule[1]) for rule in rules):
+        return section
+    end = rules[-1].end()
+    return section[:end] + ours + section[end:]
 
 
 def _refusing(section: str, status: int, page: Path) -> str:

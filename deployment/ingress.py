@@ -13,11 +13,12 @@ from typing import Final
 from deployment.accounting import OpenRequest, RequestBooks
 from deployment.auth import CountedKeys, KeyCheck, NoKeys
 from deployment.broadcast import best_outcome
+from deployment.client_ids import handle_of
 from deployment.config import AppConfig
 from deployment.errors import as_orca_error
 from deployment.grpc_api import GrpcMethods
 from deployment.links import Heard
-from deployment.live import Alarm, LiveRequest
+from deployment.live import Alarm, LiveRequest, LiveRequests
 from deployment.metrics import Registry
 from deployment.overview import NOTHING_AROUND, Around, Overview
 from deployment.peers import IngressShare
@@ -73,7 +74,7 @@ class Ingress(GrpcMethods):
         self._preparation = Preparation(config, tokenizer)
         self._quota = Quota(config.limits.max_slots_per_key)
         self._clock = clock
-        self._live: dict[str, list[LiveRequest]] = {}
+        self._live = LiveRequests()
         self._draining = False
 
     def start(self) -> None:
@@ -93,14 +94,13 @@ class Ingress(GrpcMethods):
         With none, the replicas are let go: they would wait for the end of our links before they exit.
         """
         self._draining = True
-        n_open = sum(len(lives) for lives in self._live.values())
-        if not n_open:
+        if not len(self._live):
             self._dispatcher.end_links()
-        return n_open
+        return len(self._live)
 
     async def end_open(self) -> None:
         """The time to drain is over: whatever is open ends with ``UnavailableError``, never as if it were finished."""
-        for live in [live for lives in self._live.values() for live in lives]:
+        for live in self._live:
             live.end(UnavailableError("the service shut down before the request ended"))
         self._dispatcher.end_links()
 
@@ -108,11 +108,12 @@ class Ingress(GrpcMethods):
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[ServedChunk, None]:
         """See ``Service.generate``."""
-        live = self._arrive(call)
+        live = self._new_live(call)
+        self._live.arrive(live)
         entry = self._books.open(call.api)
         held = ExitStack()  # closed once: at the end, or when the deadline is over and the reader takes nothing
         held.callback(entry.close)
-        held.callback(self._depart, live)
+        held.callback(self._live.depart, live)
         try:
             request = await self._prepare(call, live)
             held.enter_context(self._quota.hold(len(request.token_ids), request.max_new_tokens))
@@ -154,19 +155,17 @@ class Ingress(GrpcMethods):
 
     async def cancel(self, client_request_id: str) -> CancelOutcome:
         """See ``Service.cancel``. It may run anywhere, started by another ingress, or wait in that one's line."""
-        known_here = client_request_id in self._live
-        asked: list[Awaitable[CancelOutcome]] = [self._replicas.cancel(client_request_id)]
+        handle = handle_of(client_request_id)
+        known_here = handle in self._live
+        asked: list[Awaitable[CancelOutcome]] = [self._replicas.cancel(handle)]
         if self._peers is not None:
-            asked.append(self._peers.cancel(client_request_id))
-        outcomes = [*await asyncio.gather(*asked), await self.cancel_here(client_request_id)]
+            asked.append(self._peers.cancel(handle))
+        outcomes = [*await asyncio.gather(*asked), await self.cancel_here(handle)]
         return CancelOutcome.CANCELLED if known_here else best_outcome(outcomes)
 
-    async def cancel_here(self, client_request_id: str) -> CancelOutcome:
-        """Cancel what of a client's id is in this ingress, wherever it is."""
-        here = list(self._live.get(client_request_id, ()))
-        for live in here:
-            live.cancel()
-        return CancelOutcome.CANCELLED if here else CancelOutcome.NOT_FOUND
+    async def cancel_here(self, handle: str) -> CancelOutcome:
+        """Cancel what of a handle (``client_ids.handle_of``) is in this ingress, wherever it is."""
+        return self._live.cancel(handle)
 
     async def tokenize(self, text: str, model: str = "") -> list[int]:
         """See ``Service.tokenize``."""
@@ -209,23 +208,13 @@ class Ingress(GrpcMethods):
 
     # ---- one request
 
-    def _arrive(self, call: GenerationCall) -> LiveRequest:
-        live = self._new_live(call)
-        self._live.setdefault(live.visible_id, []).append(live)
-        return live
-
     def _new_live(self, call: GenerationCall) -> LiveRequest:
         request_id = uuid.uuid4().hex
         limit_s = self._limits.max_request_seconds
         timeout_s = limit_s if call.timeout_s is None else min(call.timeout_s, limit_s)
         visible_id = call.client_request_id or request_id
-        return LiveRequest(request_id, visible_id, timeout_s, self._clock(), call.timeout_s is not None)
-
-    def _depart(self, live: LiveRequest) -> None:
-        others = self._live[live.visible_id]
-        others.remove(live)
-        if not others:
-            del self._live[live.visible_id]
+        handle, has_deadline = handle_of(visible_id), call.timeout_s is not None
+        return LiveRequest(request_id, visible_id, handle, timeout_s, self._clock(), has_deadline)
 
     async def _prepare(self, call: GenerationCall, live: LiveRequest) -> GenerationRequest:
         """From what the client wants to a request that cannot be wrong."""
@@ -256,6 +245,7 @@ class Ingress(GrpcMethods):
             arrived_at=live.arrived_at,
             deadline=live.deadline,
             session_id=call.session_id,
+            handle=live.handle,
         )
         alarm = Alarm(live, stream, self._clock, on_stall)
         try:

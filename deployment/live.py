@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from deployment.client_ids import N_REMEMBERED
 from deployment.resuming import ResumingStream
 from orca_core.errors import DeadlineExceededError, OrcaError, RequestCancelledError
+from orca_core.types import CancelOutcome
 
 DEADLINE_GRACE_S: Final = 0.5
 """The engine ends a request it has at its deadline; if nothing was heard so long after it, the ingress does."""
@@ -26,10 +29,14 @@ ROUNDING: Final = 0.01
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A request between its arrival and its end. ``visible_id``: the client's own id, or ours where it gave none."""
+    """A request between its arrival and its end. ``visible_id``: the client's own id, or ours where it gave none.
+
+    ``handle``: by what ``Cancel`` finds it, see ``client_ids.handle_of``.
+    """
 
     request_id: str
     visible_id: str
+    handle: str
     timeout_s: float
     arrived_at: float  # on the ingress's clock, as is the deadline
     has_deadline: bool = False  # of the client's own; otherwise it knows of none
@@ -65,6 +72,47 @@ class LiveRequest:
     def expire(self) -> None:
         """Its deadline has passed and nobody has ended it."""
         self.end(DeadlineExceededError(self.timeout_s))
+
+
+class LiveRequests:
+    """Those of one ingress. Several may share a handle; one that has ended is remembered for a while."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, list[LiveRequest]] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(lives) for lives in self._live.values())
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter([live for lives in self._live.values() for live in lives])
+
+    def __contains__(self, handle: object) -> bool:
+        return handle in self._live
+
+    def arrive(self, live: LiveRequest) -> None:
+        """A request has come."""
+        self._live.setdefault(live.handle, []).append(live)
+
+    def depart(self, live: LiveRequest) -> None:
+        """It has ended, whichever way."""
+        others = self._live[live.handle]
+        others.remove(live)
+        if not others:
+            del self._live[live.handle]
+        self._ended[live.handle] = None
+        self._ended.move_to_end(live.handle)
+        while len(self._ended) > N_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def cancel(self, handle: str) -> CancelOutcome:
+        """Cancel all of a handle."""
+        here = list(self._live.get(handle, ()))
+        for live in here:
+            live.cancel()
+        if here:
+            return CancelOutcome.CANCELLED
+        return CancelOutcome.ALREADY_FINISHED if handle in self._ended else CancelOutcome.NOT_FOUND
 
 
 class Alarm:

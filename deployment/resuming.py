@@ -37,6 +37,7 @@ class ResumingStream:
     When its replica is lost, the request is sent to another one with what was emitted so far as given; what had come
     from the lost one is delivered first and counts as emitted. A request that takes its replicas with it ends after
     ``max_resumes``. ``on_resume``: called whenever it goes on. ``arrived_at``, ``deadline``: on the ``clock``, seconds.
+    ``handle``: by what ``Cancel`` finds it, where that is not ``client_request_id``.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ResumingStream:
         arrived_at: float,
         deadline: float,
         session_id: str = "",
+        handle: str = "",
     ) -> None:
         self._request = request
         self._visible_id = client_request_id
@@ -64,7 +66,7 @@ class ResumingStream:
         self._cancelled = False
         self._finished = False
         affinity = affinity_of(session_id, request.token_ids) if settings.affinity else b""
-        self._entry = Entry(request, client_request_id, deadline, self._new_feed(), affinity)
+        self._entry = Entry(request, client_request_id, deadline, self._new_feed(), affinity, handle)
         self.resumes = 0
 
     def open(self) -> None:

