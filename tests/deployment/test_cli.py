@@ -202,6 +202,9 @@ def test_status_says_what_is_missing_and_why_there_are_as_many_replicas(
 ) -> None:
     _, out, _ = run(capsys, "status", "--address", address)
     assert "r2 (silent)" in out
+    assert "1 starting" in out
+    assert "1 stopping" in out
+    assert "Serve: 1 replica waits for room" in out
     assert "1 of 2 ingresses answered" in out
     assert "3 s ago: 2 replicas: quite enough (1 running)" in " ".join(out.split())
     assert "61 s ago: 1 -> 2 replicas: too much" in " ".join(out.split())
