@@ -37,7 +37,6 @@ _DEVICE: Final = ("engine.device", "replicas.num_gpus")
 _SEEN_WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "engine.max_batch_tokens": ("engine.max_batch_size",),
     "engine.block_size": _DEVICE,
-    "engine.threads": ("replicas.num_cpus",),
     "model.quantization": _DEVICE,
 }
 """Fields the engine judges -> the others it looks at for that."""

@@ -291,6 +291,10 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         ),
         ({"limits": {"zzz": 1}, "replicas": {"num_gpus": 1.5}}, ["limits.zzz", "replicas.num_gpus"]),
         ({"enigne": {}, "engine": {"threads": 9999}}, ["enigne", "engine.threads"]),
+        (
+            {"engine": {"threads": 9999}, "replicas": {"num_cpu": 2}},
+            ["replicas.num_cpu", "engine.threads"],
+        ),
         ({"limits": 3, "replicas": {"load_report_interval_s": 9.0}}, ["limits", "failover.silence_s"]),
         (
             {"engine": {"threads": 9999, "max_batch_tokens": 4, "block_size": 1 << 20, "n_slots": 12}},
