@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from deployment.serving import DeployedReplicas
 
@@ -57,4 +57,5 @@ def ask_serve(app_name: str) -> DeployedReplicas | None:
     replicas = None if application is None else application.deployments.get(_REPLICAS)
     if replicas is None:
         return None
-    return counts_of({str(state.value): n for state, n in replicas.replica_states.items()}, replicas.message)
+    # whose keys are plain text or of a type that equals it, by the way the status came
+    return counts_of(cast("Mapping[str, int]", replicas.replica_states), replicas.message)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from io import StringIO
+from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger, ReplicaState
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeStatus
 from rich.console import Console
 
 from deployment import deployed
 from deployment.cli.status import _table
-from deployment.deployed import DeployedBoard, counts_of
+from deployment.deployed import DeployedBoard, ask_serve, counts_of
 from deployment.serving import DeployedReplicas, ScalingStatus, ServiceStatus
 from tests.deployment.fake_service import MODEL
 
@@ -47,6 +50,24 @@ async def test_serve_that_fails_is_no_answer(caplog: pytest.LogCaptureFixture) -
     board = DeployedBoard(lambda: {}["no such application"])
     assert [await board.read(), await board.read()] == [None, None]
     assert caplog.messages == 2 * ["Serve does not say how many replicas there are: KeyError"]
+
+
+@pytest.mark.parametrize("starting", ["STARTING", ReplicaState.STARTING])
+def test_what_serve_says_of_an_application(monkeypatch: pytest.MonkeyPatch, starting: Any) -> None:
+    """Its keys are of a type that says states, but plain text where the status was sent from the controller."""
+    replicas = DeploymentStatusOverview(
+        status=DeploymentStatus.UPDATING,
+        status_trigger=DeploymentStatusTrigger.UNSPECIFIED,
+        replica_states={starting: 2},
+        message="they wait for 64 CPUs",
+    )
+    application = ApplicationStatusOverview(ApplicationStatus.DEPLOYING, "", 0.0, {"Replica": replicas})
+    status = ServeStatus(applications={"orca": application})
+    monkeypatch.setattr("ray.serve.status", lambda: status)
+    assert ask_serve("orca") == DeployedReplicas(0, 2, 0, "they wait for 64 CPUs")
+    assert ask_serve("another") is None
+    application.deployments.clear()
+    assert ask_serve("orca") is None
 
 
 def drawn(counts: DeployedReplicas | None, target: int | None = None) -> str:
