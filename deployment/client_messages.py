@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import ReplicaStatus, ScalingStatus, ServiceStatus
+from deployment.serving import DeployedReplicas, ReplicaStatus, ScalingStatus, ServiceStatus
 from orca_core.errors import InvalidRequestError
 from orca_core.types import (
     CancelOutcome,
@@ -149,6 +149,7 @@ def status_from_pb(response: pb.GetStatusResponse) -> ServiceStatus:
         ingresses_answered=response.ingresses_answered,
         ingresses_known=response.ingresses_known,
         scaling=_scaling(response.scaling) if response.HasField("scaling") else None,
+        deployed=_deployed(response.deployed) if response.HasField("deployed") else None,
     )
 
 
@@ -177,3 +178,7 @@ def _scaling(said: pb.ScalingDecision) -> ScalingStatus:
         last_change=said.last_change,
         last_change_age_s=said.last_change_age_s,
     )
+
+
+def _deployed(said: pb.DeployedReplicas) -> DeployedReplicas:
+    return DeployedReplicas(said.running, said.starting, said.stopping, said.message)

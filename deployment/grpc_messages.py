@@ -146,6 +146,7 @@ def status_to_pb(status: ServiceStatus) -> pb.GetStatusResponse:
         ingresses_answered=status.ingresses_answered,
         ingresses_known=status.ingresses_known,
         scaling=None if status.scaling is None else pb.ScalingDecision(**asdict(status.scaling)),
+        deployed=None if status.deployed is None else pb.DeployedReplicas(**asdict(status.deployed)),
     )
 
 

@@ -20,7 +20,7 @@ from deployment.grpc_api import GrpcMethods
 from deployment.links import Heard
 from deployment.live import Alarm, LiveRequest, LiveRequests
 from deployment.metrics import Registry
-from deployment.overview import NOTHING_AROUND, Around, Overview
+from deployment.overview import NOTHING_AROUND, Around, Overview, unknown_model
 from deployment.peers import IngressShare
 from deployment.preparation import IngressTokenizer, Preparation
 from deployment.quota import Quota
@@ -192,8 +192,7 @@ class Ingress(GrpcMethods):
     async def status(self) -> ServiceStatus:
         """See ``Service.status``."""
         heard, others = await asyncio.gather(self._hear(0.0), self._overview.ask())
-        if (model := self._model) is None:  # whoever only looks has nothing started
-            raise self._dispatcher.waker.no_replica()
+        model = self._model or unknown_model(self._config.model.id)  # whoever only looks has nothing started
         return self._overview.status(model, heard, others, self._draining)
 
     async def share(self) -> IngressShare:

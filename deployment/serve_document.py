@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from deployment.config import unknown_key
+from deployment.config_problems import unknown_key
 from orca_core.errors import ConfigError
 
 IMPORT_PATH: Final = "deployment.app:build"

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import yaml
 
-from deployment.config import AppConfig, config_errors
+from deployment.config import AppConfig
+from deployment.config_problems import config_errors
 from deployment.serve_document import DEFAULT_HOST, SERVICERS, document_problems, port_of, serve_problems
 from orca_core.errors import ConfigError
 
@@ -147,14 +148,21 @@ def parse_serve_text(text: str) -> ServeFile:
 def serve_file(document: dict[str, Any]) -> ServeFile:
     """Validate the mapping of a Serve config file. Raises ``ConfigError``, with all that is wrong."""
     problems = list(document_problems(document))
+    app: AppConfig | None = None
     try:
         app = AppConfig.parse(_args(document))
     except ConfigError as error:
-        raise config_errors([*problems, *error.problems]) from None
-    problems = problems or list(serve_problems(document))  # Serve has the last word
-    if problems:
+        problems += error.problems
+    ours = tuple(problem.field for problem in problems)
+    problems += [problem for problem in serve_problems(document) if not _is_said(problem.field, ours)]
+    if app is None or problems:
         raise config_errors(problems)
     return ServeFile(document, app)
+
+
+def _is_said(field: str, said: tuple[str, ...]) -> bool:
+    """Whether something was said of a field, of what holds it, or of a part of it."""
+    return any(f"{field}.".startswith(f"{each}.") or f"{each}.".startswith(f"{field}.") for each in said)
 
 
 def _args(document: dict[str, Any]) -> Mapping[str, Any]:

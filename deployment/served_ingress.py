@@ -7,6 +7,7 @@ from typing import Any
 
 from deployment.auth import key_check
 from deployment.config import AppConfig
+from deployment.deployed import DeployedBoard, ask_serve
 from deployment.garbage import spare_what_is_loaded
 from deployment.ingress import Ingress
 from deployment.metrics import RayRegistry
@@ -51,10 +52,11 @@ class ServedIngress(Ingress):
 
 
 def around(config: AppConfig) -> Around:
-    """The other ingresses and the autoscaler, where the config has any."""
+    """The other ingresses and the autoscaler, where the config has any, and Serve."""
     from ray import serve
 
     app_name = serve.get_replica_context().app_name
     peers = ServePeers() if config.ingress.replicas > 1 else None
     scales = config.replicas.min < config.replicas.max
-    return Around(peers, ScalingBoard(RayStore(), app_name).read if scales else None)
+    scaling = ScalingBoard(RayStore(), app_name).read if scales else None
+    return Around(peers, scaling, DeployedBoard(lambda: ask_serve(app_name)).read)

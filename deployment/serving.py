@@ -91,11 +91,24 @@ class ScalingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DeployedReplicas:
+    """Replicas as Serve counts them. ``starting``: they wait for room or load the model; ``stopping``: they take
+    nothing new and end with their last stream. ``message``: what Serve says of them while not all is well, one line.
+    """
+
+    running: int
+    starting: int
+    stopping: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
     """The whole service. ``waiting_*``: the lines of the ingresses that answered, summed; ``counters``: the totals of
     these by name, each since it started. ``ingresses_known``: how many there should be, those that did not answer in
     time included. ``draining``: whether one of them does. ``scaling``: ``None`` = the number of replicas is fixed, or
-    nothing is known.
+    nothing is known. ``deployed``: ``None`` = Serve did not answer in time. ``model``: its id alone, and zeros, while
+    the ingress that was asked has not seen a replica.
     """
 
     model: ModelInfo
@@ -107,6 +120,7 @@ class ServiceStatus:
     ingresses_answered: int = 1
     ingresses_known: int = 1
     scaling: ScalingStatus | None = None
+    deployed: DeployedReplicas | None = None
 
 
 class Service(Protocol):

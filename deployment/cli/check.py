@@ -18,12 +18,13 @@ def check(
     ] = False,
 ) -> None:
     """Validate a config and say what it would start. Everything that is wrong is said at once."""
+    from deployment.cli.machine import read_machine
     from deployment.cli.preflight import Findings, inspect_here
     from deployment.serve_file import load_serve_file
-    from orca_core.host_memory import read_host_memory
 
     file = load_serve_file(config)
-    findings = Findings() if elsewhere else inspect_here(file.app, read_host_memory())
+    with_gpus = file.app.replicas.num_gpus > 0
+    findings = Findings() if elsewhere else inspect_here(file.app, read_machine(with_gpus))
     for warning in findings.warnings:
         typer.echo(f"warning: {warning}", err=True)
     findings.raise_problems()

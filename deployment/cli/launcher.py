@@ -25,7 +25,7 @@ from deployment.cli.notes import silence
 from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.room import check_gpus, check_memory
-from deployment.cli.stopping import end_children
+from deployment.cli.stopping import SignalsKept, end_children
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_document import SERVICERS
@@ -96,13 +96,13 @@ class Launcher:
     def start(self, progress: Progress) -> None:
         """Start Ray and Serve, deploy, and wait until the application runs.
 
-        Ray sets signal handlers of its own. Raises ``OrcaError`` with one line that says what failed.
+        Raises ``OrcaError`` with one line that says what failed.
         """
         if self._address is None:
             check_ports(self._file)
             progress.say(f"looking for model {self.model_id}")
             source = resolve_source(self._file.app.model.source, self._file.app.model.revision)
-            check_memory(self._file.app, source, read_host_memory().available)
+            check_memory(self._file.app, source, read_host_memory())
         progress.say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
         self._start_ray()
         self._check_room()
@@ -172,7 +172,7 @@ class Launcher:
         if self._address is not None:
             check_ray(self._address)
             try:
-                with silence():  # its native code repeats every second what it raises in the end
+                with SignalsKept(), silence():  # its native code repeats every second what it raises in the end
                     ray.init(address=self._address, **quiet)
             except Exception as error:
                 raise UnavailableError(f"cannot join Ray at {self._address}: {why_not(error)}") from None
@@ -182,13 +182,14 @@ class Launcher:
         for name, value in own_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
             os.environ.setdefault(name, value)
         try:
-            ray.init(
-                address="local",
-                include_dashboard=self._dashboard,
-                num_cpus=self._local_cpus(),
-                _temp_dir=self._temp_dir,
-                **quiet,
-            )
+            with SignalsKept(), silence():  # from here on a signal would be answered with a stack trace of its own
+                ray.init(
+                    address="local",
+                    include_dashboard=self._dashboard,
+                    num_cpus=self._local_cpus(),
+                    _temp_dir=self._temp_dir,
+                    **quiet,
+                )
         except Exception as error:
             raise UnavailableError(f"cannot start Ray: {why_not(error)}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Final
 
@@ -10,7 +9,13 @@ from deployment.serve_file import ServeFile
 from orca_core.errors import ConfigError, UnavailableError
 
 _RAY_S: Final = 5.0
-_CLIENT_SCHEME: Final = "ray://"
+_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_WHERE: Final = "`ray start --head` says the address (port 6379 unless it is told another)"
+_AUTH: Final = "it wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token is not the same"
+_SCHEMES: Final = {
+    "ray": "a Ray client cannot deploy, name the head itself, port 6379 by default",
+    "http": "that is the dashboard, which `serve deploy` talks to",
+}
 
 
 def check_ports(file: ServeFile) -> None:
@@ -30,22 +35,25 @@ def check_ports(file: ServeFile) -> None:
 
 
 def check_ray(address: str, timeout_s: float = _RAY_S) -> None:
-    """Ask whether something that may be Ray answers at ``HOST:PORT``; Ray itself would try for more than a minute.
+    """Ask whether the head of a Ray cluster answers at ``HOST:PORT``; Ray itself would try for half a minute or more.
 
-    ``auto`` is left to Ray. Raises ``UnavailableError``, and ``ConfigError`` for what is no address.
+    ``auto`` is left to Ray. Raises ``UnavailableError``, and ``ConfigError`` for what is no such address.
     """
     if address == "auto":
         return
-    host, _, port = address.removeprefix(_CLIENT_SCHEME).rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError("--address", f"must be HOST:PORT or auto, not {address!r}")
+    scheme, _, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme or not host or not port.isdigit():
+        other = f": {_SCHEMES.get(scheme, 'it has no scheme')}" if scheme else ""
+        raise ConfigError("--address", f"must be HOST:PORT or auto, not {address!r}{other}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnavailableError(f"cannot join Ray at {address}: nothing answers there ({reason})") from None
-    if os.environ.get("RAY_USE_TLS", "0") != "1" and not _speaks_grpc(f"{host}:{port}", timeout_s):
-        raise UnavailableError(f"cannot join Ray at {address}: what answers there is not Ray")
+        raise UnavailableError(f"cannot join Ray at {address}: nothing answers there ({reason}); {_WHERE}") from None
+    reason = _refusal(rest, timeout_s)
+    if reason is not None:
+        raise UnavailableError(f"cannot join Ray at {address}: {reason}")
 
 
 def why_not(error: BaseException) -> str:
@@ -54,17 +62,26 @@ def why_not(error: BaseException) -> str:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     if any("InvalidAuthToken" in str(each) for each in causes):
-        return "it wants its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token is not the same"
+        return _AUTH
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _speaks_grpc(target: str, timeout_s: float) -> bool:
+def _refusal(target: str, timeout_s: float) -> str | None:
+    """Why what answers at an address cannot be joined; ``None`` where Ray may try."""
     import grpc
+    from ray._private.grpc_utils import init_grpc_channel  # which knows of Ray's token and TLS
 
     # Ray talks to its nodes directly, so a proxy of the environment would only mislead
-    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with init_grpc_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout_s)
+            channel.unary_unary(_ALIVE)(b"", timeout=timeout_s)
         except grpc.FutureTimeoutError:
-            return False
-    return True
+            return f"what answers there is not Ray; {_WHERE}"
+        except grpc.RpcError as error:
+            reasons = {
+                grpc.StatusCode.UNIMPLEMENTED: f"what answers there is not the head of a Ray cluster; {_WHERE}",
+                grpc.StatusCode.UNAUTHENTICATED: _AUTH,
+            }
+            return reasons.get(error.code())
+    return None

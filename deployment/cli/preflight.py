@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployment.auth import FIELD, read_keys
-from deployment.cli.room import check_memory
-from deployment.config import AppConfig, config_errors
+from deployment.cli.machine import Machine
+from deployment.cli.room import MIB, available, check_gpus, check_memory, least_bytes, needed, replicas_on
+from deployment.config import AppConfig
+from deployment.config_problems import config_errors
 from orca_core.errors import ConfigError, ModelLoadError, OrcaError
 from orca_core.host_memory import MemoryReading
 from orca_core.source import ModelSource, local_source
-
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,22 @@ class Findings:
             raise config_errors(self.problems)
 
 
-def inspect_here(app: AppConfig, memory: MemoryReading) -> Findings:
-    """Look at the files a config names, and at what the model's headers say. Nothing is loaded or downloaded.
+def inspect_here(app: AppConfig, machine: Machine, starting: bool = False) -> Findings:
+    """Look at the files a config names, at what the model's headers say, and at the machine. Nothing is loaded.
 
-    ``memory``: of this machine. A hub id that is not in the local cache is taken for good.
+    ``starting``: it will be started now, and here, so that what is short is a problem, and not a warning. A hub id that
+    is not in the local cache is taken for good.
     """
-    keys, model = _inspect_keys(app), _inspect_model(app, memory)
-    return Findings(keys.problems + model.problems, keys.warnings + model.warnings, model.longest)
+    parts = (
+        _inspect_keys(app),
+        _inspect_model(app, machine.memory, starting),
+        _inspect_devices(app, machine, starting),
+    )
+    return Findings(
+        sum((part.problems for part in parts), ()),
+        sum((part.warnings for part in parts), ()),
+        parts[1].longest,
+    )
 
 
 def _inspect_keys(app: AppConfig) -> Findings:
@@ -51,10 +60,10 @@ def _inspect_keys(app: AppConfig) -> Findings:
     return Findings() if keys else Findings(warnings=(f"{FIELD}: holds no key, so nobody would be let in",))
 
 
-def _inspect_model(app: AppConfig, memory: MemoryReading) -> Findings:
+def _inspect_model(app: AppConfig, memory: MemoryReading, starting: bool) -> Findings:
     try:
         source = local_source(app.model.source, app.model.revision)
-        return Findings() if source is None else _inspect_headers(app, source, memory)
+        return Findings() if source is None else _inspect_headers(app, source, memory, starting)
     except ModelLoadError as error:
         return Findings((ConfigError("model.source", f"{error.source!r}: {error.reason}"),))
     except ConfigError as error:
@@ -63,7 +72,7 @@ def _inspect_model(app: AppConfig, memory: MemoryReading) -> Findings:
         return Findings((ConfigError("model.source", str(error)),))
 
 
-def _inspect_headers(app: AppConfig, source: ModelSource, memory: MemoryReading) -> Findings:
+def _inspect_headers(app: AppConfig, source: ModelSource, memory: MemoryReading, starting: bool) -> Findings:
     import torch
 
     from orca_core.models import read_shape
@@ -77,13 +86,39 @@ def _inspect_headers(app: AppConfig, source: ModelSource, memory: MemoryReading)
     if asked is not None and asked > own_limit:
         problems.append(ConfigError("engine.max_model_len", f"must be at most {own_limit}, the limit of the model"))
     try:
-        check_memory(app, source, memory.total)
+        check_memory(app, source, memory)
     except ConfigError as error:
-        problems.append(error)
-    needed = app.replicas.max * (n_slots or 0) * shape.bytes_per_slot
-    if needed > memory.total and not on_gpu:
+        if starting or app.replicas.max * least_bytes(app, source) > memory.total:
+            problems.append(error)
+        else:  # what holds it may end before it is started: perhaps the very service whose config this is
+            warnings.append(str(error))
+    needed_bytes = app.replicas.max * (n_slots or 0) * shape.bytes_per_slot
+    if needed_bytes > memory.available and not on_gpu:
         warnings.append(
-            f"engine.n_slots: K and V of {app.replicas.max} replicas would take {needed // _MIB} MiB; "
-            f"this machine has {memory.total // _MIB} MiB of RAM"
+            f"engine.n_slots: K and V of {app.replicas.max} replicas would take {needed_bytes // MIB} MiB; "
+            f"{available(memory)}"
         )
     return Findings(tuple(problems), tuple(warnings), min(asked or own_limit, own_limit, n_slots or own_limit))
+
+
+def _inspect_devices(app: AppConfig, machine: Machine, starting: bool) -> Findings:
+    replicas, n_ingresses = app.replicas, app.ingress.replicas
+    problems, warnings = [], []
+    fit = replicas_on(machine.n_gpus, app)
+    if starting and fit < replicas.start:
+        try:
+            check_gpus(app, machine.n_gpus)
+        except ConfigError as error:
+            problems.append(error)
+    elif fit < replicas.max:
+        there = f"this machine has {machine.n_gpus} that torch can use"
+        come = f"no more than {fit} would start here" if fit >= replicas.start else "it would not start here"
+        warnings.append(f"replicas.num_gpus: {needed(replicas.max, replicas.num_gpus, 'GPU')}; {there}: {come}")
+    n_cpus = replicas.max * replicas.num_cpus + n_ingresses * app.ingress.num_cpus
+    if n_cpus > machine.n_cpus:
+        ingresses = "" if app.ingress.num_cpus == 0 else f" and {n_ingresses * app.ingress.num_cpus:g} for ingresses"
+        warnings.append(
+            f"replicas.num_cpus: {needed(replicas.max, replicas.num_cpus, 'CPU')}{ingresses}; this machine has "
+            f"{machine.n_cpus:g}: `up` lets them share these, on a cluster replicas would wait for more"
+        )
+    return Findings(tuple(problems), tuple(warnings))

@@ -67,9 +67,8 @@ def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -
     """One row a replica. Rates need two readings ``elapsed_s`` seconds apart."""
     from rich.table import Table
 
-    state = "draining" if now.draining else "ready" if now.replicas else "no replica ready"
     line = f"waiting {now.waiting_requests} requests, {now.waiting_slots} slots"
-    title = f"{now.model.model_id}  {state}  {line}"
+    title = f"{now.model.model_id}  {_state(now)}  {line}"
     plain: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 1, 0, 0)}
     table = Table(title=title, title_justify="left", caption=_notes(now), caption_justify="left", **plain)
     table.add_column("replica", no_wrap=True)
@@ -88,7 +87,31 @@ def _table(now: ServiceStatus, before: ServiceStatus | None, elapsed_s: float) -
             rate,
             f"{entry.report_age_s:.1f}",
         )
+    for kind, n in _unseen(now):
+        table.add_row(f"{n} {kind}", *("-" for _ in range(9)))
     return table
+
+
+def _state(now: ServiceStatus) -> str:
+    """Whether anybody serves and, if not, what has to happen first."""
+    if now.draining:
+        return "draining"
+    if now.replicas:
+        return "ready"
+    starting = 0 if now.deployed is None else now.deployed.starting
+    if starting:
+        return f"no replica ready, {starting} starting"
+    if now.scaling is not None and now.scaling.target == 0:
+        return "zero replicas: the next request starts one"
+    return "no replica ready"
+
+
+def _unseen(now: ServiceStatus) -> list[tuple[str, int]]:
+    """Replicas that say nothing: they wait for room, load the model, or end."""
+    counts = now.deployed
+    if counts is None:
+        return []
+    return [(kind, n) for kind, n in (("starting", counts.starting), ("stopping", counts.stopping)) if n]
 
 
 def _notes(now: ServiceStatus) -> str | None:
@@ -98,6 +121,8 @@ def _notes(now: ServiceStatus) -> str | None:
         notes.append(
             f"{now.ingresses_answered} of {now.ingresses_known} ingresses answered: line and totals are theirs"
         )
+    if now.deployed is not None and now.deployed.message:
+        notes.append(f"Serve: {now.deployed.message}")
     scaling = now.scaling
     if scaling is not None:
         notes.append(f"scaling, {scaling.age_s:.0f} s ago: {scaling.reason} ({scaling.actual} running)")

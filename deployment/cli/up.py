@@ -128,8 +128,8 @@ def _ready_here(file: ServeFile) -> ServeFile:
 
     Raises ``ConfigError`` before anything is started. In a cluster that is joined, files may be others.
     """
+    from deployment.cli.machine import read_machine
     from deployment.cli.preflight import inspect_here
-    from orca_core.host_memory import read_host_memory
 
     model, keys = file.app.model, file.app.auth.api_keys_file
     file = file.with_overrides(
@@ -137,7 +137,7 @@ def _ready_here(file: ServeFile) -> ServeFile:
         model_id=model.id,
         api_keys_file=None if keys is None else str(Path(keys).expanduser().resolve()),
     )
-    findings = inspect_here(file.app, read_host_memory())
+    findings = inspect_here(file.app, read_machine(with_gpus=file.app.replicas.num_gpus > 0), starting=True)
     findings.raise_problems()
     for warning in findings.warnings:
         typer.echo(f"warning: {warning}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,17 @@ def test_a_container_limit_counts_where_it_is_lower(tmp_path: Path) -> None:
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {16 << 20}\n")
     reading = read_host_memory(tmp_path, tmp_path / "none")
     assert (reading.total, reading.available) == (64 << 20, 32 << 20)
+    assert reading.bound == "what the memory limit of this cgroup leaves"
+
+
+def test_what_the_machine_has_left_counts_where_that_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total=64 << 20, available=8 << 20)
+    monkeypatch.setattr("orca_core.host_memory.psutil.virtual_memory", lambda: memory)
+    (tmp_path / "memory.max").write_text(f"{32 << 20}\n")
+    (tmp_path / "memory.current").write_text("0\n")
+    reading = read_host_memory(tmp_path, tmp_path / "none")
+    assert (reading.total, reading.available) == (32 << 20, 8 << 20)
+    assert reading.bound == "MemAvailable of this machine"
 
 
 def test_no_container_limit_means_the_whole_machine(tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from deployment.serving import GenerationCall, ReplicaStatus, ScalingStatus, ServedChunk, ServiceStatus
+from deployment.serving import (
+    DeployedReplicas,
+    GenerationCall,
+    ReplicaStatus,
+    ScalingStatus,
+    ServedChunk,
+    ServiceStatus,
+)
 from orca_core.errors import NotFoundError, OrcaError, RequestTooLargeError
 from orca_core.types import (
     CancelOutcome,
@@ -115,7 +122,8 @@ class FakeService:
     async def status(self) -> ServiceStatus:
         replicas = (ReplicaStatus("r1", Load(256, 100, 50, 10), 0.1), ReplicaStatus("r2", Load(64), 7.0, silent=True))
         scaling = ScalingStatus(2, 1, "2 replicas: quite enough", 3.0, "1 -> 2 replicas: too much", 61.0)
-        return ServiceStatus(MODEL, replicas, 2, 30, False, {"requests": 7}, 1, 2, scaling)
+        deployed = DeployedReplicas(2, 1, 1, "1 replica waits for room")
+        return ServiceStatus(MODEL, replicas, 2, 30, False, {"requests": 7}, 1, 2, scaling, deployed)
 
     async def ready(self) -> bool:
         return self.is_ready

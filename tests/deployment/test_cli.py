@@ -202,6 +202,9 @@ def test_status_says_what_is_missing_and_why_there_are_as_many_replicas(
 ) -> None:
     _, out, _ = run(capsys, "status", "--address", address)
     assert "r2 (silent)" in out
+    assert "1 starting" in out
+    assert "1 stopping" in out
+    assert "Serve: 1 replica waits for room" in out
     assert "1 of 2 ingresses answered" in out
     assert "3 s ago: 2 replicas: quite enough (1 running)" in " ".join(out.split())
     assert "61 s ago: 1 -> 2 replicas: too much" in " ".join(out.split())
@@ -230,7 +233,8 @@ def test_check(capsys: pytest.CaptureFixture[str], name: str) -> None:
 
 
 @pytest.mark.model
-def test_check_looks_at_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_looks_at_the_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployment.cli.machine.count_cpus", lambda: 2.0)
     status, out, err = run(capsys, "check", "local-cpu")
     assert (status, err) == (0, "")
     assert "requests  up to 8192 tokens, prompt and output" in out.splitlines()
@@ -333,6 +337,30 @@ def test_interrupt_cancels_the_call() -> None:
             assert process.stderr.read().strip() == "orca-serve: interrupted"
         assert process.returncode == 1
         assert gone.wait(10)
+
+
+def test_an_interrupt_while_modules_are_read_is_no_traceback() -> None:
+    """One that is never found in its place keeps the import up until the signal has come."""
+    code = """
+import sys
+class Waits:
+    def find_spec(self, name, path=None, target=None):
+        if name == "deployment.cli.main":
+            print("reads", flush=True)
+            sys.stdin.readline()
+sys.meta_path.insert(0, Waits())
+from deployment.cli.command import main
+sys.exit(main())
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, "--version"], text=True, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "reads\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == -signal.SIGINT
+    with subprocess.Popen([sys.executable, "-c", code, "--version"], text=True, **pipes) as process:  # type: ignore[call-overload]
+        out, err = process.communicate("\n", timeout=60)
+    assert (process.returncode, out.splitlines()[1][:11], err) == (0, "orca-serve ", "")
 
 
 def test_a_closed_pipe_is_no_traceback(address: str) -> None:

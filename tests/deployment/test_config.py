@@ -23,6 +23,7 @@ from deployment.serve_file import (
 from orca_core.config import EMBEDDED_MODEL, EngineConfig
 from orca_core.errors import ConfigError
 
+_INTERVAL = "replicas.load_report_interval_s"
 MINIMAL: dict[str, Any] = {"applications": [{"import_path": "deployment.app:build", "args": {}}]}
 
 
@@ -281,6 +282,54 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert [problem.field for problem in caught.value.problems] == ["replicas.min", "engine.n_slots"]
 
 
+@pytest.mark.parametrize(
+    ("args", "fields"),
+    [
+        (
+            {"replicas": {"min": 3, "max": 2}, "engine": {"max_batch_size": 0, "n_slots": 8, "max_model_len": 9}},
+            ["engine.max_batch_size", "replicas.min", "engine.n_slots"],
+        ),
+        ({"limits": {"zzz": 1}, "replicas": {"num_gpus": 1.5}}, ["limits.zzz", "replicas.num_gpus"]),
+        ({"enigne": {}, "engine": {"threads": 9999}}, ["enigne", "engine.threads"]),
+        (
+            {"engine": {"threads": 9999}, "replicas": {"num_cpu": 2}},
+            ["replicas.num_cpu", "engine.threads"],
+        ),
+        ({"limits": 3, "replicas": {"load_report_interval_s": 9.0}}, ["limits", "failover.silence_s"]),
+        (
+            {"engine": {"threads": 9999, "max_batch_tokens": 4, "block_size": 1 << 20, "n_slots": 12}},
+            ["engine.max_batch_tokens", "engine.block_size", "engine.threads", "engine.n_slots"],
+        ),
+        ({"drain": {"timeout_s": "x"}, "model": {"quantization": "int8"}, "engine": {"device": "cuda"}},
+         ["drain.timeout_s", "replicas.num_gpus", "model.quantization"]),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_beside_what_is_wrong_by_itself(args: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.parse(args)
+    assert sorted(problem.field for problem in caught.value.problems) == sorted(fields)
+
+
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        ({"replicas": {"min": 3, "max": "x"}}, "replicas.max"),
+        ({"replicas": {"min": 3, "maks": 4}}, "replicas.maks"),
+        ({"replicas": {"initial": 3, "min": "x", "max": 4}}, "replicas.min"),
+        ({"engine": {"max_batch_size": -1, "max_batch_tokens": 4}}, "engine.max_batch_size"),
+        ({"engine": {"n_slots": 8, "block_sise": 8}}, "engine.block_sise"),
+        ({"engine": {"block_size": 16, "device": "cuda"}, "replica": {"num_gpus": 1}}, "replica"),
+        ({"engine": {"block_size": 16}, "replicas": {"num_gpus": "one"}}, "replicas.num_gpus"),
+        ({"model": {"source": 201 * "x"}}, "model.id"),
+        ({"failover": {"silence_s": 0.1}, "replicas": {"load_report_interval_s": -2}}, _INTERVAL),
+    ],
+)
+def test_nothing_is_said_to_misfit_a_value_that_is_wrong_itself(args: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AppConfig.parse(args)
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
 def test_the_file_and_its_arguments_are_checked_together() -> None:
     text = yaml.safe_dump({
         "zzz": 1, "http_options": {"port": 9000, "hots": "x"}, "grpc_options": {"port": "x"},
@@ -310,3 +359,20 @@ def test_the_two_faces_need_two_ports(options: dict[str, Any]) -> None:
 def test_a_wrong_name_of_a_packaged_config_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"local-cpu\.yaml"):
         load_serve_file("local-gpu")
+
+
+def test_serve_has_its_say_beside_ours() -> None:
+    """Each field once, and nothing of Serve's about what we have refused already."""
+    document = {
+        **MINIMAL, "proxy_location": "Nowhere", "http_options": {"port": "x", "keep_alive_timeout_s": "long"},
+        "applications": [{**MINIMAL["applications"][0], "route_prefix": 3, "args": {"zzz": 1}}],
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        serve_file(document)
+    assert sorted(problem.field for problem in caught.value.problems) == [
+        "applications.0.route_prefix",
+        "http_options.keep_alive_timeout_s",
+        "http_options.port",
+        "proxy_location",
+        "zzz",
+    ]

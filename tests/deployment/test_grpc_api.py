@@ -16,7 +16,14 @@ from deployment.client_messages import status_from_pb
 from deployment.grpc_api import Arrived, GrpcMethods, RpcFailedError, add_orca_service
 from deployment.grpc_messages import call_from_pb, chunk_to_pb, status_to_pb
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import GenerationCall, ReplicaStatus, ScalingStatus, ServedChunk, ServiceStatus
+from deployment.serving import (
+    DeployedReplicas,
+    GenerationCall,
+    ReplicaStatus,
+    ScalingStatus,
+    ServedChunk,
+    ServiceStatus,
+)
 from orca_core.errors import InvalidRequestError, OverloadedError
 from orca_core.types import (
     CancelOutcome,
@@ -81,7 +88,8 @@ class Methods(GrpcMethods):
         load = Load(n_slots=128, reserved_slots=100, queued_slots=50)
         replicas = (ReplicaStatus("replica-1", load, 0.5), ReplicaStatus("replica-2", BUSY, 9.5, silent=True))
         scaling = ScalingStatus(2, 1, "1 -> 2 replicas: too much", 0.5, "1 -> 2 replicas: too much", 0.25)
-        return ServiceStatus(INFO, replicas, 3, 40, True, {"requests": 7}, 2, 3, scaling)
+        deployed = DeployedReplicas(2, 1, 3, "1 replica waits for room")
+        return ServiceStatus(INFO, replicas, 3, 40, True, {"requests": 7}, 2, 3, scaling, deployed)
 
     async def ready(self) -> bool:
         return self.is_ready
@@ -327,6 +335,7 @@ async def test_model_and_status() -> None:
     assert (status.replicas[1].load.cached_prompt_tokens, status.replicas[1].load.cached_slots) == (11, 12)
     assert (status.ingresses_answered, status.ingresses_known) == (2, 3)
     scaling = status.scaling
+    assert status_from_pb(status).deployed == DeployedReplicas(2, 1, 3, "1 replica waits for room")
     assert (scaling.target, scaling.actual, scaling.age_s, scaling.last_change_age_s) == (2, 1, 0.5, 0.25)
     assert scaling.reason == scaling.last_change == "1 -> 2 replicas: too much"
     assert status_from_pb(status) == await methods.status(), "a client sees what was said"
@@ -334,9 +343,11 @@ async def test_model_and_status() -> None:
 
 def test_a_status_without_an_autoscaler_says_nothing_of_one() -> None:
     said = status_to_pb(ServiceStatus(INFO, ()))
+    assert not said.HasField("deployed")
     assert not said.HasField("scaling")
     assert status_from_pb(said).scaling is None
     assert status_from_pb(pb.GetStatusResponse(model=said.model)).scaling is None, "a server of before"
+    assert status_from_pb(pb.GetStatusResponse(model=said.model)).deployed is None
 
 
 async def test_tokens() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deployment.cli.ports import check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.stopping import StartGuard
-from orca_core.errors import ConfigError, UnavailableError
 
 START = """
 import ctypes, subprocess, sys
@@ -134,40 +131,6 @@ def test_a_clean_up_that_fails_does_not_keep_it(capfd: pytest.CaptureFixture[str
         guard._stop(signal.SIGINT)
     assert ended == [130]
     assert capfd.readouterr().err == "orca-serve: stopped while starting\n"
-
-
-def test_nobody_at_the_address_of_ray() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(UnavailableError) as caught:
-        check_ray(address)
-    assert str(caught.value) == f"cannot join Ray at {address}: nothing answers there (Connection refused)"
-
-
-def test_something_else_at_the_address_of_ray() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(UnavailableError, match="what answers there is not Ray"):
-            check_ray(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
-
-
-@pytest.mark.parametrize("address", ["somewhere", "host:", ":1", "host:x", "ray://host"])
-def test_no_address_of_ray(address: str) -> None:
-    with pytest.raises(ConfigError, match="must be HOST:PORT or auto"):
-        check_ray(address)
-
-
-def test_auto_is_for_ray_to_find() -> None:
-    check_ray("auto")
-
-
-def test_why_ray_could_not_be_joined() -> None:
-    outer = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379\nand more")
-    assert why_not(outer) == "Failed to connect to Ray cluster at 10.0.0.1:6379"
-    outer.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
-    assert why_not(outer).startswith("it wants its token: set RAY_AUTH_MODE=token")
 
 
 def test_a_spinner_counts_while_a_step_lasts() -> None:

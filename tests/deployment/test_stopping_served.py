@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -130,3 +131,26 @@ def test_what_a_failed_start_began_is_ended() -> None:
         run(lambda: cast(Launcher, launcher))
     assert done == ["end"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_starting_ray_leaves_signals_as_they_are(
+    address: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray's own handler, in native code, prints a stack trace, and nobody hears of the signal before it has."""
+    from deployment.cli import launcher as module
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.write(2, b"*** SIGTERM received ***")
+
+    monkeypatch.setattr(module.ray, "init", init)
+    monkeypatch.setattr(module.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    monkeypatch.setattr(module, "own_environment", lambda *_: {})
+    before = signal.signal(signal.SIGTERM, ours := lambda *_: None)
+    try:
+        module.Launcher(load_serve_file("local-cpu"), address, False)._start_ray()
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -55,8 +56,9 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", ["starting Ray (", "starting Ray Serve (", "loading model"])
-def test_a_signal_while_it_starts_ends_it_at_once(step: str, tmp_path: Path) -> None:
+def test_a_signal_while_it_starts_ends_it_at_once(step: str, number: signal.Signals, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     http_port, grpc_port = free_range(2)
     command = [str(Path(sys.executable).with_name("orca-serve")), "up"]
@@ -68,10 +70,11 @@ def test_a_signal_while_it_starts_ends_it_at_once(step: str, tmp_path: Path) -> 
         while not said or step not in said[-1]:
             said.append(process.stderr.readline())
             assert said[-1], f"it ended by itself: {said}"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stderr.read().splitlines()
-        assert process.wait(STOP_TIMEOUT_S) == 130
-    assert "orca-serve: stopped while starting" in rest
+        assert process.wait(STOP_TIMEOUT_S) == 128 + number
+    steps = [line for line in rest if re.fullmatch(r"(starting|loading) .* \(\d+ s\)", line)]
+    assert [line for line in rest if line not in steps] == ["orca-serve: stopped while starting"]
     assert left_over(mark) == {}
 
 

@@ -327,8 +327,20 @@ class ScalingDecision(_message.Message):
     last_change_age_s: float
     def __init__(self, target: _Optional[int] = ..., actual: _Optional[int] = ..., reason: _Optional[str] = ..., age_s: _Optional[float] = ..., last_change: _Optional[str] = ..., last_change_age_s: _Optional[float] = ...) -> None: ...
 
+class DeployedReplicas(_message.Message):
+    __slots__ = ("running", "starting", "stopping", "message")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    starting: int
+    stopping: int
+    message: str
+    def __init__(self, running: _Optional[int] = ..., starting: _Optional[int] = ..., stopping: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "replicas", "waiting_requests", "waiting_slots", "draining", "counters", "ingresses_answered", "ingresses_known", "scaling")
+    __slots__ = ("model", "replicas", "waiting_requests", "waiting_slots", "draining", "counters", "ingresses_answered", "ingresses_known", "scaling", "deployed")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +357,7 @@ class GetStatusResponse(_message.Message):
     INGRESSES_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     INGRESSES_KNOWN_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYED_FIELD_NUMBER: _ClassVar[int]
     model: GetModelResponse
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
     waiting_requests: int
@@ -354,4 +367,5 @@ class GetStatusResponse(_message.Message):
     ingresses_answered: int
     ingresses_known: int
     scaling: ScalingDecision
-    def __init__(self, model: _Optional[_Union[GetModelResponse, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., waiting_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., ingresses_answered: _Optional[int] = ..., ingresses_known: _Optional[int] = ..., scaling: _Optional[_Union[ScalingDecision, _Mapping]] = ...) -> None: ...
+    deployed: DeployedReplicas
+    def __init__(self, model: _Optional[_Union[GetModelResponse, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., waiting_requests: _Optional[int] = ..., waiting_slots: _Optional[int] = ..., draining: _Optional[bool] = ..., counters: _Optional[_Mapping[str, int]] = ..., ingresses_answered: _Optional[int] = ..., ingresses_known: _Optional[int] = ..., scaling: _Optional[_Union[ScalingDecision, _Mapping]] = ..., deployed: _Optional[_Union[DeployedReplicas, _Mapping]] = ...) -> None: ...
