@@ -22,6 +22,9 @@ _log = logging.getLogger(__name__)
 HEADER: Final = "authorization"
 """Header of HTTP and metadata key of gRPC that carries ``Bearer KEY`` (RFC 6750)."""
 
+MAX_KEYS_BYTES: Final = 4 << 20
+"""A file of keys that is larger is none."""
+
 CHECK_PERIOD_S: Final = 1.0
 """The file is looked at no more often than that."""
 
@@ -119,6 +122,10 @@ def read_keys(path: Path) -> list[bytes]:
     comment. Raises ``ConfigError``, which names the line and never its text.
     """
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end
+            raise ConfigError(FIELD, f"{str(path)!r} is not a file")
+        if path.stat().st_size > MAX_KEYS_BYTES:
+            raise ConfigError(FIELD, f"{str(path)!r} has more than {MAX_KEYS_BYTES} bytes")
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
         raise ConfigError(FIELD, f"cannot read {str(path)!r}: {error.strerror}") from None

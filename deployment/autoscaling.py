@@ -61,7 +61,9 @@ class QueueDepthPolicy:
             kept[CHANGE] = decision.reason, wall
         elif (before := kept.get(TARGET, decision.replicas)) != decision.replicas:
             # Serve itself wakes a deployment that has no replica, without asking a policy
-            kept[CHANGE] = f"{before} -> {decision.replicas} replicas: somebody waited for the first", wall
+            reason = f"{before} -> {decision.replicas} replicas: somebody waited for the first"
+            _log.info("autoscaling %s: %s", context.deployment_name, reason)
+            kept[CHANGE] = reason, wall
         n_running = len(context.running_replicas)
         note = Note(decision.replicas, n_running, decision.reason, wall, *kept.get(CHANGE, ()))
         if self._board is None:

@@ -6,6 +6,7 @@ an id goes by its *handle*: with a name for the key in front, if there is one.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from typing import Final
 
@@ -15,10 +16,17 @@ N_REMEMBERED: Final = 4096
 """How many ended client ids can still be told from unknown ones."""
 
 
+LONGEST: Final = 320
+"""Characters of a handle, whatever a client sends: handles are remembered. No id that is accepted is as long."""
+
+
 def handle_of(client_request_id: str) -> str:
     """What the current caller's id is called between the parts of the service: nobody else can name it."""
     caller = CALLER.get()
-    return f"{caller}/{client_request_id}" if caller else client_request_id
+    handle = f"{caller}/{client_request_id}" if caller else client_request_id
+    if len(handle) > LONGEST:
+        return hashlib.blake2b(handle.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return handle
 
 
 class ClientIds:

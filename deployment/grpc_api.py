@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -12,6 +13,7 @@ from typing import Final, TypeVar
 from grpc_health.v1 import health_pb2
 
 from deployment.auth import HEADER, KeyCheck, NoKeys
+from deployment.errors import loggable
 from deployment.grpc_arrival import Arrived, RpcContext, Unreadable, add_orca_service, name_of, set_trailers
 from deployment.grpc_errors import grpc_status
 from deployment.grpc_messages import (
@@ -40,7 +42,12 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
+_OK: Final = "OK"
+_CANCELLED: Final = "CANCELLED"
+"""What the log says of a call that ended; the second: its client left."""
+
 _M = TypeVar("_M")
+_log = logging.getLogger(__name__)
 
 
 class RpcFailedError(Exception):
@@ -64,30 +71,38 @@ class GrpcMethods(Service):
         details and the trailers of the context. Through Serve's proxy a context travels only with a message or an
         exception, and an exception takes the code and the details but not the trailers.
         """
-        request_id = name_of(grpc_context, arrived.message.request_id)
+        request_id, code = name_of(grpc_context, arrived.message.request_id), _CANCELLED
         try:
             message = self._admitted(arrived.message, grpc_context)
             call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s), request_id)
             async with aclosing(self.generate(call)) as chunks:
                 async for served in chunks:
                     yield chunk_to_pb(served)
+            code = _OK
         except Exception as error:
-            _fail(grpc_context, error, request_id)
+            code = _fail(grpc_context, error, request_id)
             if arrived.process != os.getpid():
                 raise RpcFailedError from None
+        finally:
+            _log.info("Generate %s request=%s", code, loggable(request_id))
 
     async def Complete(  # noqa: N802
         self, arrived: Arrived, grpc_context: RpcContext
     ) -> pb.CompleteResponse:
         """Unary: the whole result. A client that leaves cancels the generation."""
-        request_id = name_of(grpc_context, arrived.message.request_id)
+        request_id, code = name_of(grpc_context, arrived.message.request_id), _CANCELLED
         try:
             message = self._admitted(arrived.message, grpc_context)
             call = call_from_pb(message, _timeout_s(grpc_context, arrived.remaining_s), request_id)
             async with aclosing(self.generate(call)) as chunks:
-                return result_to_pb([served async for served in chunks])
+                result = result_to_pb([served async for served in chunks])
+            code = _OK
+            return result
         except Exception as error:
-            return _failed(grpc_context, error, pb.CompleteResponse, request_id)
+            code = _fail(grpc_context, error, request_id)
+            return pb.CompleteResponse()
+        finally:
+            _log.info("Complete %s request=%s", code, loggable(request_id))
 
     async def Cancel(self, request: pb.CancelRequest, grpc_context: RpcContext) -> pb.CancelResponse:  # noqa: N802
         """Unary: cancel by the client's own request id."""
@@ -201,12 +216,13 @@ def _told_timeout_s(context: RpcContext) -> float | None:
 # ---- errors
 
 
-def _fail(context: RpcContext, error: Exception, request_id: str) -> None:
-    """Put the error's status on the context."""
+def _fail(context: RpcContext, error: Exception, request_id: str) -> str:
+    """Put the error's status on the context; returns the name of its code."""
     status = grpc_status(error, request_id)
     context.set_code(status.code)
     context.set_details(status.details)
     set_trailers(context, request_id, status.trailing_metadata)
+    return str(status.code.name)
 
 
 def _failed(context: RpcContext, error: Exception, empty: Callable[[], _M], request_id: str = "") -> _M:

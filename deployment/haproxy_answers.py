@@ -8,6 +8,9 @@ back. Where an application is known, a path outside of it stays a 404, as an Ope
 While a node drains, Serve's HAProxy fails Serve's own health path alone. Our probes (``/readyz``, gRPC health) would go
 through to ingresses on other nodes, which are ready, and a balancer would send to this node until it is gone. Ours fail
 as well then; requests are served to the end.
+
+An ``x-request-id`` that is not 1 to 128 visible ASCII characters goes no further: Serve fails at one that is not UTF-8,
+and writes others into its log as they are.
 """
 
 from __future__ import annotations
@@ -34,6 +37,11 @@ _GRPC_FRONT: Final = "frontend grpc_frontend"
 _HEALTH_RULE: Final = re.compile(r"^ *http-request return (.*) if (?:healthcheck|is_healthz)\b.*\n", re.MULTILINE)
 _HEALTHY: Final = re.compile(r"status 200 content-type text/plain|grpc-status 0\b")
 """In the answers of Serve's health paths, under whatever condition."""
+
+_NO_ODD_IDS: Final = (
+    "    http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg '^[!-~]{1,128}$' }\n"
+)
+_FIRST_RULE: Final = re.compile(r"^ *http-request ", re.MULTILINE)
 
 _PROBES: Final = {_HTTP_FRONT: "path_end /readyz", _GRPC_FRONT: "path_beg /grpc.health.v1.Health/"}
 _STATUSES: Final = (502, 503, 504)
@@ -91,6 +99,8 @@ def with_answers(config: str, pages: Pages) -> str:
         if title.strip() in _PROBES:
             page = pages.unavailable_grpc if is_grpc else pages.unavailable
             rest = _probes_follow(rest, f"{page} if {{ {_PROBES[title.strip()]} }}")
+            if not is_grpc and _NO_ODD_IDS not in rest:
+                rest = _FIRST_RULE.sub(lambda found: _NO_ODD_IDS + found[0], rest, count=1)
         elif title.strip() == "backend default_backend":
             rest = _refusing(rest, 404 if has_http else 503, pages.unknown_path if has_http else pages.unavailable)
         elif title.strip() == "backend default_grpc_backend" and not has_grpc:

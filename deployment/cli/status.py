@@ -24,6 +24,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Redraw in place until Ctrl-C.")] = False,
     address: Address = "127.0.0.1:9000",
     api_key: ApiKey = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1)] = 10.0,
 ) -> None:
     """Replicas, slots, queue, headroom and rates."""
     from rich.console import Console
@@ -32,7 +33,7 @@ def status(
     from deployment.client import OrcaClient
 
     with OrcaClient(address, api_key) as client:
-        now = client.status()
+        now = client.status(timeout_s=timeout)
         if not watch:
             if as_json:
                 typer.echo(json.dumps(_body(now)))
@@ -44,12 +45,12 @@ def status(
                 while True:
                     typer.echo(json.dumps(_body(now)))
                     time.sleep(_REDRAW_S)
-                    now = client.status()
+                    now = client.status(timeout_s=timeout)
             with Live(_table(now, None, 0.0), auto_refresh=False) as live:
                 seen_at = time.monotonic()
                 while True:
                     time.sleep(_REDRAW_S)
-                    before, now = now, client.status()
+                    before, now = now, client.status(timeout_s=timeout)
                     elapsed, seen_at = time.monotonic() - seen_at, time.monotonic()
                     live.update(_table(now, before, elapsed), refresh=True)
         except KeyboardInterrupt:

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from deployment import auth
-from deployment.auth import ApiKeys, CountedKeys, KeyGuard, NoKeys, key_check, read_keys
+from deployment.auth import MAX_KEYS_BYTES, ApiKeys, CountedKeys, KeyGuard, NoKeys, key_check, read_keys
 from deployment.grpc_api import SERVICE_NAME
 from deployment.http_api import build_app
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -276,3 +276,24 @@ async def test_grpc_needs_a_key_for_everything_but_health(keys: ApiKeys) -> None
                 await OrcaServiceStub(channel).GetModel(pb.GetModelRequest())  # type: ignore[no-untyped-call]
     health = await service.Check(health_pb2.HealthCheckRequest(), None)  # type: ignore[arg-type]
     assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/"])
+def test_what_is_no_file_is_not_read(path: str) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        key_check(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is not a file"):
+        key_check(str(pipe))
+
+
+def test_a_file_of_keys_has_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with path.open("wb") as file:
+        file.truncate(MAX_KEYS_BYTES + 1)
+    with pytest.raises(ConfigError, match="more than"):
+        key_check(str(path))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from deployment.auth import ApiKeys
-from deployment.client_ids import N_REMEMBERED
+from deployment.client_ids import LONGEST, N_REMEMBERED, handle_of
 from deployment.ingress import Ingress
 from deployment.overview import Around
 from deployment.quota import CALLER
-from orca_core.errors import DeadlineExceededError, OverloadedError, RequestCancelledError
+from orca_core.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, RequestCancelledError
 from orca_core.types import CancelOutcome
 from tests.deployment.ingress_rig import CONFIG, Clock, FakePeers, a_call, of_tokens, read, streams_of
 from tests.deployment.serving_fakes import ByteTokenizer, FakeReplicas
@@ -111,3 +111,13 @@ async def test_only_so_many_are_remembered(ingress: Ingress) -> None:
             await read(ingress, of_tokens(client_request_id=f"n{number}", timeout_s=-1.0))
     assert await ingress.cancel("n0") is CancelOutcome.NOT_FOUND
     assert await ingress.cancel("n1") is CancelOutcome.ALREADY_FINISHED
+
+
+async def test_nothing_of_an_id_that_was_refused_for_its_length_is_kept(ingress: Ingress) -> None:
+    for number in range(3):
+        with pytest.raises(InvalidRequestError, match="at most 256 characters"):
+            await read(ingress, a_call(client_request_id=f"{number}" * 100_000))
+    assert max(map(len, ingress._live._ended)) <= LONGEST
+    assert len(handle_of("a" * 100_000)) <= LONGEST
+    assert handle_of("a" * 100_000) != handle_of("b" * 100_000)
+    assert handle_of("a" * 256) == "a" * 256

@@ -439,3 +439,32 @@ async def test_bytes_that_are_no_message(method: str) -> None:
         assert caught.value.details() == "request: is not a message of orca.v1"
     finally:
         await server.stop(None)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Complete"])
+async def test_the_log_names_each_call_by_its_clients_id(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As it does over HTTP; Serve's own line knows an id of Serve's only."""
+    caplog.set_level("INFO", "deployment.grpc_api")
+
+    async def call(methods: Methods, request_id: str) -> None:
+        said = getattr(methods, method)(here(pb.GenerateRequest(prompt="x", request_id=request_id)), Context())
+        if method == "Complete":
+            await said
+        else:
+            async for _ in said:
+                pass
+
+    methods = Methods()
+    await call(methods, "one")
+    methods.error = OverloadedError("full", 1.0)
+    await call(methods, "two\nlines")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{method} OK request=one", f"{method} RESOURCE_EXHAUSTED request='two\\nlines'"]
+
+
+async def test_the_log_says_that_a_client_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "deployment.grpc_api")
+    stream = Methods().Generate(here(pb.GenerateRequest(prompt="x", request_id="gone")), Context())
+    await anext(stream)
+    await stream.aclose()
+    assert [record.getMessage() for record in caplog.records] == ["Generate CANCELLED request=gone"]

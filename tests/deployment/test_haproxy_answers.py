@@ -80,9 +80,9 @@ class Front:
             finally:
                 process.terminate()
 
-    def get(self, path: str) -> httpx.Response:
+    def get(self, path: str, headers: dict[bytes, bytes] | None = None) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
-            return client.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=20)
+            return client.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=20, headers=headers)
 
     def call(self) -> grpc.RpcError:
         with self.channel() as channel:
@@ -142,10 +142,11 @@ def test_a_second_time_changes_nothing(tmp_path: Path, leaving: bool) -> None:
 
 
 class Elsewhere(BaseHTTPRequestHandler):
-    """An ingress of another node, which is ready."""
+    """An ingress of another node, which is ready. Says what id it was sent."""
 
     def do_GET(self) -> None:
         self.send_response(200)
+        self.send_header("was-sent", self.headers.get("x-request-id", "none"))
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -183,3 +184,20 @@ def test_a_node_that_leaves_is_not_ready_though_ingresses_elsewhere_are(tmp_path
             assert refused.json()["error"]["code"] == "unavailable"
             assert goes.get("/-/healthz").status_code == 503  # what Serve itself says
             assert goes.get(f"{path}/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("given", [b"mine-1", b"a,b;c", b"!" + b"~" * 127])
+def test_an_id_of_visible_ascii_is_handed_on(tmp_path: Path, given: bytes) -> None:
+    with ready_elsewhere() as ports:
+        front = Front(tmp_path, ["/"], **ports)
+        with front.running():
+            assert front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == given.decode()
+
+
+@pytest.mark.parametrize("given", [b"\xff\xfe", "\u00e9".encode(), b"two words", b"x" * 129, b""])
+def test_another_one_is_taken_off(tmp_path: Path, given: bytes) -> None:
+    """Serve cannot read what is not UTF-8, and writes the rest into its log as it is."""
+    with ready_elsewhere() as ports:
+        front = Front(tmp_path, ["/"], **ports)
+        with front.running():
+            assert front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == "none"
