@@ -20,12 +20,19 @@ what it has held would double the delay. What comes sooner came along with someb
 
 class Delivery:
     """Hands chunks to feeds. ``interval_s()``: seconds that should lie between two parcels; 0 = each wakes readers.
+    ``count(n)``: is told of each chunk's tokens.
 
     The first chunk of a stream and its last wake its reader at once. ``clock``: seconds. Lives on one event loop.
     """
 
-    def __init__(self, interval_s: Callable[[], float], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        interval_s: Callable[[], float],
+        clock: Callable[[], float],
+        count: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self._interval_s = interval_s
+        self._count = count
         self._clock = clock
         self._woken_at = float("-inf")
         self._holds = False
@@ -46,6 +53,7 @@ class Delivery:
 
     def put(self, feed: Feed, chunk: GenerationChunk) -> bool:
         """See ``Feed.put``."""
+        self._count(len(chunk.token_ids))
         if self._holds:
             self._held.append(feed)
         return feed.put(chunk, hold=self._holds)

@@ -50,9 +50,8 @@ class Dispatcher:
         self._clock = clock
         self._metrics = metrics
         self._line = WaitingLine(settings.max_waiting_requests, settings.max_waiting_slots, clock)
-        self._links = Links(
-            replicas, clock, settings.silence_s, self, self.line_depth, Pace(settings.coalesce_s, clock).interval_s
-        )
+        pace = Pace(settings.coalesce_s, clock)
+        self._links = Links(replicas, clock, settings.silence_s, self, self.line_depth, pace)
         self._sender = Sender(
             replicas, book, clock, settings.silence_s, on_return=self._wait_again, on_gone=self._links.leaves
         )

@@ -12,6 +12,7 @@ from typing import Final
 
 from deployment.delivery import Delivery
 from deployment.link import Link, LinkOwner
+from deployment.pace import Pace
 from deployment.parcels import LineDepth
 from deployment.replica import ReplicaReport
 from deployment.replica_set import ReplicaSet
@@ -44,7 +45,7 @@ class Links:
     gets nothing new, and once it holds nothing of ours the link is closed, which lets it exit. One that hangs sends no
     parcels either, for ``silence_s`` seconds: it is lost, at once and with all that is on it.
 
-    ``depth``: what the replicas are told of our line when they are asked. ``interval_s()``: see ``Delivery``.
+    ``depth``: what the replicas are told of our line when they are asked. ``pace``: how often readers are woken.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Links:
         silence_s: float,
         owner: LinkOwner,
         depth: Callable[[], LineDepth],
-        interval_s: Callable[[], float],
+        pace: Pace,
     ) -> None:
         self._replicas = replicas
         self._clock = clock
         self._silence_s = silence_s
         self._owner = owner
         self._depth = depth
-        self._interval_s = interval_s
+        self._pace = pace
         self._links: dict[str, Link] = {}
         self._polling: asyncio.Task[Heard] | None = None
         self._ended = False
@@ -128,7 +129,12 @@ class Links:
         link_id = uuid.uuid4().hex
         stream = self._replicas.attach(replica, self.ingress_id, link_id)
         link = self._links[replica] = Link(
-            replica, link_id, stream, self._owner, self.lose, Delivery(self._interval_s, self._clock)
+            replica,
+            link_id,
+            stream,
+            self._owner,
+            self.lose,
+            Delivery(self._pace.interval_s, self._clock, self._pace.count),
         )
         link.start()
 

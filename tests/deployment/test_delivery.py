@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from deployment import pace as pace_module
 from deployment.delivery import HELD, Delivery
 from deployment.feed import Feed
-from deployment.pace import LOOK_S, Pace, wanted_s
+from deployment.pace import LOOK_S, Pace, cpu_times, wanted_s
 from orca_core.types import FinishReason, GenerationChunk
 from tests.deployment.plane import Clock, settle
 
@@ -148,12 +150,16 @@ class Loop:
     def __init__(self, longest_s: float = 0.01) -> None:
         self.clock = Clock(7.0)
         self.wanted = 123.0
-        self.pace = Pace(longest_s, self.clock, lambda: self.wanted)
+        self.busy = self.total = 1e6
+        self.pace = Pace(longest_s, self.clock, lambda: self.wanted, lambda: (self.busy, self.total), n_cpus=2)
         self.pass_(0.0)
 
-    def pass_(self, share: float, seconds: float = 1.25 * LOOK_S) -> float:
+    def pass_(self, share: float, seconds: float = 1.25 * LOOK_S, used: float = 0.0, rate: float = 0.0) -> float:
+        """``used``: part of the machine's CPUs in use meanwhile; ``rate``: tokens a second that came."""
         self.clock.now += seconds
         self.wanted += share * seconds
+        self.busy, self.total = self.busy + used * 200 * seconds, self.total + 200 * seconds
+        self.pace.count(round(rate * seconds))
         return self.pace.interval_s()
 
 
@@ -177,7 +183,7 @@ def test_in_between_it_stays_as_it_is_and_with_time_it_returns_to_every_token() 
 
 def test_what_was_before_the_first_look_counts_for_nothing() -> None:
     clock = Clock(0.0)
-    pace = Pace(0.01, clock, lambda: 1000.0)
+    pace = Pace(0.01, clock, lambda: 1000.0, lambda: (0.0, 0.0))
     clock.now = 5.0
     assert pace.interval_s() == 0.0
 
@@ -186,6 +192,40 @@ def test_it_looks_now_and_then_only() -> None:
     loop = Loop()
     assert loop.pass_(1.0, 0.6 * LOOK_S) == 0.0
     assert loop.pass_(1.0, 0.6 * LOOK_S) > 0.0
+
+
+def test_beside_a_model_that_needs_all_cpus_messages_are_fewer() -> None:
+    """A loop that wants little itself: what its messages take, on all sides, the model on the same CPUs loses."""
+    loop = Loop(0.01)
+    assert [loop.pass_(0.1, used=0.95, rate=800.0) for _ in range(4)] == [0.01] * 4
+    assert [loop.pass_(0.1, used=0.7, rate=800.0) for _ in range(3)] == [0.01] * 3
+    assert [loop.pass_(0.1, used=0.5, rate=800.0) for _ in range(3)] == [0.005, 0.0025, 0.0]
+
+
+def test_a_few_streams_beside_it_get_every_token_at_once() -> None:
+    loop = Loop(0.01)
+    assert [loop.pass_(0.1, used=1.0, rate=190.0) for _ in range(10)] == [0.0] * 10
+    loop.pass_(0.1, used=1.0, rate=800.0)
+    assert loop.pass_(0.1, used=1.0, rate=190.0) == 0.01
+    assert [loop.pass_(0.1, used=1.0, rate=90.0) for _ in range(3)] == [0.005, 0.0025, 0.0]
+
+
+def test_many_tokens_on_cpus_with_room_leave_at_once() -> None:
+    loop = Loop(0.01)
+    assert [loop.pass_(0.5, used=0.75, rate=50_000.0) for _ in range(10)] == [0.0] * 10
+
+
+def test_what_the_cpus_do_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    busy, total = cpu_times()
+    assert 0 < busy < total
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 800 50 5 5 40 7 8\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
+    monkeypatch.setattr(pace_module, "_STAT", stat)
+    assert cpu_times() == (200.0, 1050.0)  # guests are among user and nice already
+    stat.write_text("nothing")
+    assert cpu_times() == (0.0, 0.0)
+    monkeypatch.setattr(pace_module, "_STAT", tmp_path / "missing")
+    assert cpu_times() == (0.0, 0.0)
 
 
 def test_it_can_be_switched_off() -> None:
