@@ -30,7 +30,7 @@ def handle_of(client_request_id: str) -> str:
 
 
 class ClientIds:
-    """The clients' ids of a replica's requests, live and ended. Lives on one event loop."""
+    """The handles of the requests of a replica or an ingress, live and ended. Lives on one event loop."""
 
     def __init__(self) -> None:
         self._live: dict[str, set[str]] = {}  # a client's id -> our ids

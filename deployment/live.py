@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from deployment.client_ids import N_REMEMBERED
+from deployment.client_ids import ClientIds
 from deployment.resuming import ResumingStream
 from orca_core.errors import DeadlineExceededError, OrcaError, RequestCancelledError
 from orca_core.types import CancelOutcome
@@ -78,41 +77,36 @@ class LiveRequests:
     """Those of one ingress. Several may share a handle; one that has ended is remembered for a while."""
 
     def __init__(self) -> None:
-        self._live: dict[str, list[LiveRequest]] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._live: dict[str, LiveRequest] = {}  # by our id
+        self._ids = ClientIds()
 
     def __len__(self) -> int:
-        return sum(len(lives) for lives in self._live.values())
+        return len(self._live)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return iter([live for lives in self._live.values() for live in lives])
+        return iter(tuple(self._live.values()))
 
-    def __contains__(self, handle: object) -> bool:
-        return handle in self._live
+    def __contains__(self, handle: str) -> bool:
+        return bool(self._ids.live(handle))
 
     def arrive(self, live: LiveRequest) -> None:
         """A request has come."""
-        self._live.setdefault(live.handle, []).append(live)
+        self._live[live.request_id] = live
+        self._ids.begin(live.handle, live.request_id)
 
     def depart(self, live: LiveRequest) -> None:
         """It has ended, whichever way."""
-        others = self._live[live.handle]
-        others.remove(live)
-        if not others:
-            del self._live[live.handle]
-        self._ended[live.handle] = None
-        self._ended.move_to_end(live.handle)
-        while len(self._ended) > N_REMEMBERED:
-            self._ended.popitem(last=False)
+        del self._live[live.request_id]
+        self._ids.end(live.request_id)
 
     def cancel(self, handle: str) -> CancelOutcome:
         """Cancel all of a handle."""
-        here = list(self._live.get(handle, ()))
-        for live in here:
-            live.cancel()
+        here = self._ids.live(handle)
+        for request_id in here:
+            self._live[request_id].cancel()
         if here:
             return CancelOutcome.CANCELLED
-        return CancelOutcome.ALREADY_FINISHED if handle in self._ended else CancelOutcome.NOT_FOUND
+        return CancelOutcome.ALREADY_FINISHED if self._ids.is_known(handle) else CancelOutcome.NOT_FOUND
 
 
 class Alarm:

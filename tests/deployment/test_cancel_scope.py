@@ -117,7 +117,7 @@ async def test_nothing_of_an_id_that_was_refused_for_its_length_is_kept(ingress:
     for number in range(3):
         with pytest.raises(InvalidRequestError, match="at most 256 characters"):
             await read(ingress, a_call(client_request_id=f"{number}" * 100_000))
-    assert max(map(len, ingress._live._ended)) <= LONGEST
+    assert max(map(len, ingress._live._ids._ended)) <= LONGEST
     assert len(handle_of("a" * 100_000)) <= LONGEST
     assert handle_of("a" * 100_000) != handle_of("b" * 100_000)
     assert handle_of("a" * 256) == "a" * 256
