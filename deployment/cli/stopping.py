@@ -8,12 +8,16 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType, TracebackType
-from typing import Final, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+
+if TYPE_CHECKING:
+    import psutil
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _CLEAN_UP_S: Final = 10.0
@@ -140,13 +144,30 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
 
 
 def end_children(folder: str | Path | None) -> None:
-    """Kill all processes that stem from this one, then remove the folder they wrote to."""
+    """Kill all processes that stem from this one, then remove the folder they wrote to.
+
+    Until none is left, since the main thread may be starting the next one.
+    """
     import psutil  # which an installation of the client alone lacks
 
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(children, _KILLED_S)
+    deadline = time.monotonic() + _KILLED_S
+    while (children := _halt_children()) and time.monotonic() < deadline:
+        for child in children:
+            with suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, deadline - time.monotonic())
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _halt_children() -> set[psutil.Process]:
+    """All that stem from this process, halted: one that ran could start another, which would stem from nobody."""
+    import psutil
+
+    halted: set[psutil.Process] = set()
+    while new := set(psutil.Process().children(recursive=True)) - halted:
+        for child in new:
+            with suppress(psutil.Error):
+                child.suspend()
+        halted |= new
+    return halted

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -163,3 +165,33 @@ def test_after_its_end_nothing_more_is_said() -> None:
         progress.stop()
         progress.say("two")
     assert console.file.getvalue() == "one (0 s)\n"  # type: ignore[attr-defined]
+
+
+def test_children_that_go_on_starting_others_leave_none_behind() -> None:
+    """Those that were being started when it looked: they would belong to nobody (Ray's agents live on for minutes)."""
+    forker = "import os, time\nwhile True: os.fork() or time.sleep(60); time.sleep(.004)"
+    script = f"""
+import subprocess, sys, time
+from deployment.cli.stopping import end_children
+
+for _ in range(6):
+    subprocess.Popen([sys.executable, "-c", {forker!r}])
+time.sleep(1)
+end_children(None)
+"""
+    mark = uuid.uuid4().hex
+    environment = os.environ | {"ORCA_TEST_RUN": mark}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=60)
+    left = _marked(mark)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("ORCA_TEST_RUN") == mark:
+                found.append(process)
+    return found

@@ -54,10 +54,16 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def left_over(mark: str) -> dict[int, str]:
-    """Those that are still there after a while: the system takes some time to end what was killed."""
+    """Those that are still there after a while: the system takes some time to end what was killed.
+
+    Nobody in several looks: a process that is just being started shows no environment for a moment.
+    """
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
-    while (found := marked_processes(mark)) and time.monotonic() < deadline:
+    found, empty = marked_processes(mark), 0
+    while time.monotonic() < deadline and empty < 3:
         time.sleep(0.1)
+        found = marked_processes(mark)
+        empty = 0 if found else empty + 1
     return found
 
 

@@ -91,9 +91,11 @@ def test_sigkill_frees_the_ports(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, f"still there: {left}"
             time.sleep(0.2)
     finally:  # two agents of Ray's, which listen to no client, take minutes to notice
-        for pid in marked_processes(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while left := marked_processes(mark):
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
     for port in (server.http_port, server.grpc_port):
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
