@@ -68,7 +68,7 @@ void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions
     __m512 sums[R][2];
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const pair* keys = desk.keys + static_cast<size_t>(panel) * (desk.padded / 2) * kPanel;
-    multiply<R, false>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
+    multiply<R, Ask::kNothing>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
     for (int r = 0; r < R; ++r) scores[r][2 * panel] = sums[r][0], scores[r][2 * panel + 1] = sums[r][1];
   }
   soften<R>(a, desk, row, positions, first, n_keys_padded / kLanes, scores);
@@ -79,7 +79,7 @@ void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions
     for (int r = 0; r < R; ++r) {
       sums[r][0] = _mm512_load_ps(out + r * desk.padded), sums[r][1] = _mm512_load_ps(out + r * desk.padded + kLanes);
     }
-    multiply<R, false>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
+    multiply<R, Ask::kNothing>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
                 {reinterpret_cast<const char*>(values), 0}, sums);
     for (int r = 0; r < R; ++r) {
       _mm512_store_ps(out + r * desk.padded, sums[r][0]), _mm512_store_ps(out + r * desk.padded + kLanes, sums[r][1]);

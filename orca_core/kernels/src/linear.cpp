@@ -63,38 +63,79 @@ const pair* unpacked(const Layout& layout, const char* weight) {
   return to;
 }
 
+// Zen 4 reads the stream of few rows ahead by itself, and who asks for its small first-level cache holds it up. For more
+// rows it wants to be asked, for its second-level cache and from farther away. Others were not found to, nor is AVX2.
+#ifdef __AVX512F__
+const bool kReadsAhead = __builtin_cpu_is("amd") != 0;
+#else
+constexpr bool kReadsAhead = false;
+#endif
+constexpr int kFewRows = 5;
+constexpr int64_t kFarAhead = 8192;
+
+// A function of its own for each: beside other code, compilers run out of registers in the innermost loop.
+template <int R, Ask ask>
+__attribute__((noinline)) void multiply_panel(Rows16 x, const Layout& layout, const char* weight, Ahead ahead,
+                                              const __m512 (&start)[2], __m512 (&sums)[R][2]) {
+  __m512 own[R][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) own[r][0] = start[0], own[r][1] = start[1];
+  multiply<R, ask>(reinterpret_cast<const pair*>(x.data), static_cast<size_t>(x.stride / 2),
+                   reinterpret_cast<const pair*>(weight), static_cast<int>(layout.n_pairs), ahead, own);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) sums[r][0] = own[r][0], sums[r][1] = own[r][1];
+}
+
+// One tile: a little ahead in the one stream. Several: each fetches its part of the next panel.
+Ahead ahead_of(const Layout& layout, const char* weight, int64_t tile, int64_t n_tiles, int64_t distance) {
+  const int64_t step = (layout.row_bytes + n_tiles - 1) / n_tiles;
+  return {weight + (n_tiles == 1 ? distance : layout.panel_bytes + tile * layout.n_pairs * step),
+          static_cast<size_t>(step)};
+}
+
+// Tile number `tile` of a panel in bfloat16.
+template <int R>
+void multiply_tile(Rows16 x, const Layout& layout, const char* weight, int64_t tile, int64_t n_tiles,
+                   const __m512 (&start)[2], __m512 (&sums)[R][2]) {
+  if (!kReadsAhead) {
+    const Ahead ahead = ahead_of(layout, weight, tile, n_tiles, kAhead);
+    multiply_panel<R, Ask::kFirst>(x, layout, weight, ahead, start, sums);
+  } else if constexpr (R <= kFewRows) {
+    multiply_panel<R, Ask::kNothing>(x, layout, weight, {weight, 0}, start, sums);
+  } else {
+    const Ahead ahead = ahead_of(layout, weight, tile, n_tiles, kFarAhead);
+    multiply_panel<R, Ask::kSecond>(x, layout, weight, ahead, start, sums);
+  }
+}
+
 // Rows [row, row + n_rows).
 void one_panel(const Product& p, int64_t panel, int64_t row, int64_t n_rows) {
   const Layout& layout = p.layout;
-  const int64_t pairs = layout.n_pairs, column = panel * kPanel, n_out = p.linear.n_out;
+  const int64_t column = panel * kPanel, n_out = p.linear.n_out;
   const int64_t packed_out = p.y.into == Into::kGated ? n_panels(n_out) * kPanel : n_out;
   const char* weight = static_cast<const char*>(p.linear.weight) + panel * layout.panel_bytes;
   const int64_t n_tiles = (n_rows + kMaxRows - 1) / kMaxRows, first = row;
-  const size_t step = static_cast<size_t>(layout.row_bytes / n_tiles);
   const bool quantised = layout.format.bits != 16;
   const pair* wide = quantised && n_tiles > 1 ? unpacked(layout, weight) : nullptr;
   __m512 start[2];
   add_bias(p.linear.bias, column, packed_out, start);
   for (int64_t tile = 0; tile < n_tiles; ++tile) {
     const int64_t end = first + n_rows * (tile + 1) / n_tiles;
-    const auto* rows = reinterpret_cast<const pair*>(p.x.data + row * p.x.stride);
-    // one tile: a little ahead in the one stream. Several: each fetches its part of the next panel
-    const Ahead ahead = n_tiles == 1
-        ? Ahead{weight + kAhead, kPanel * sizeof(pair)}
-        : Ahead{weight + layout.panel_bytes + tile * pairs * static_cast<int64_t>(step), step};
+    const Rows16 x{p.x.data + row * p.x.stride, p.x.stride};
     with_rows(static_cast<int>(end - row), [&](auto constant) {
       constexpr int R = decltype(constant)::value;
       __m512 sums[R][2];
-      for (int r = 0; r < R; ++r) sums[r][0] = start[0], sums[r][1] = start[1];
       if (quantised) {
-        const QuantisedTile<R> tile_of{layout, weight, wide, rows, static_cast<size_t>(p.x.stride / 2), ahead};
+        for (int r = 0; r < R; ++r) sums[r][0] = start[0], sums[r][1] = start[1];
+        const QuantisedTile<R> tile_of{layout, weight, wide, reinterpret_cast<const pair*>(x.data),
+                                       static_cast<size_t>(x.stride / 2), ahead_of(layout, weight, tile, n_tiles, kAhead)};
         if (p.group_sums != nullptr) {
           tile_of.template add_products<true>(p.group_sums + (row - p.first_row) * layout.n_groups(), sums);
         } else {
           tile_of.template add_products<false>(nullptr, sums);
         }
       } else {
-        multiply<R>(rows, p.x.stride / 2, reinterpret_cast<const pair*>(weight), static_cast<int>(pairs), ahead, sums);
+        multiply_tile<R>(x, layout, weight, tile, n_tiles, start, sums);
       }
       store<R>(p.y, row, column, n_out, sums);
     });

@@ -69,20 +69,21 @@ struct QuantisedTile {
                                                             __m512 (&parts)[R][2]) const {
     if (unpacked != nullptr) {
       const Ahead here{ahead.from + static_cast<size_t>(begin) * ahead.step, ahead.step};
-      multiply<R>(x + begin, stride, unpacked + begin * kPanel, static_cast<int>(end - begin), here, parts);
+      multiply<R, Ask::kFirst>(x + begin, stride, unpacked + begin * kPanel, static_cast<int>(end - begin), here, parts);
       return;
     }
     for (int64_t k = begin; k < end; k += kGroupPairs, from += kGroupPairs * layout.row_bytes) {
       alignas(64) pair buffer[kGroupPairs * kPanel];
       const int n = static_cast<int>(std::min<int64_t>(kGroupPairs, end - k));
       unpack_pairs(layout.format, from, n, buffer);
-      multiply<R, false>(x + k, stride, buffer, n, {nullptr, 0}, parts);
+      multiply<R, Ask::kNothing>(x + k, stride, buffer, n, {nullptr, 0}, parts);
     }
   }
 
-  // group_sums: of the first row, those of the others behind them; used where there are minima.
+  // group_sums: of the first row, those of the others behind them; used where there are minima. A function of its own:
+  // see multiply_panel.
   template <bool WithMinimum>
-  void add_products(const float* group_sums, __m512 (&sums)[R][2]) const {
+  __attribute__((noinline)) void add_products(const float* group_sums, __m512 (&sums)[R][2]) const {
     const int64_t n_groups = layout.n_groups();
     const char* at = panel;
     for (int64_t group = 0; group < n_groups; ++group, at += layout.group_bytes) {

@@ -47,7 +47,7 @@ double product_rate(int32_t n_threads) {
     asm volatile("" : : "r"(panel), "r"(x) : "memory");  // they might hold anything
     __m512 sums[kMaxRows][2] = {};
     for (int i = 0; i < kRounds; ++i) {
-      multiply<kMaxRows>(x, kPairs, panel, kPairs, {reinterpret_cast<const char*>(panel), 0}, sums);
+      multiply<kMaxRows, Ask::kFirst>(x, kPairs, panel, kPairs, {reinterpret_cast<const char*>(panel), 0}, sums);
     }
     __m512 all = _mm512_setzero_ps();  // every sum is looked at, or the compiler would leave it out
     for (auto& row : sums) all = _mm512_add_ps(all, _mm512_add_ps(row[0], row[1]));

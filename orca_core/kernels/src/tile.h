@@ -18,41 +18,54 @@ struct Ahead {
   size_t step;
 };
 
+// Which cache is to hold it.
+enum class Ask { kNothing, kFirst, kSecond };
+
+template <Ask ask>
+inline __attribute__((always_inline)) void fetch_pair(const char* at) {
+  if constexpr (ask == Ask::kFirst) _mm_prefetch(at, _MM_HINT_T0), _mm_prefetch(at + 64, _MM_HINT_T0);
+  if constexpr (ask == Ask::kSecond) _mm_prefetch(at, _MM_HINT_T1), _mm_prefetch(at + 64, _MM_HINT_T1);
+}
+
 #ifdef __AVX512F__
-// Fetch: whether to ask for anything at all.
-template <int R, bool Fetch = true>
+constexpr int kRowsOfBase = 3;  // an address is a base and 0, 4 or 8 times one register: three rows for each base
+
+template <int R, Ask ask>
 inline __attribute__((always_inline)) void multiply(
     const pair* x, size_t stride, const pair* panel, int n_pairs, Ahead ahead, __m512 (&sums)[R][2]) {
+  constexpr int kBases = (R + kRowsOfBase - 1) / kRowsOfBase;
+  const pair* bases[kBases];
+  for (int i = 0; i < kBases; ++i) {
+    bases[i] = x + i * kRowsOfBase * stride;
+    __asm__("" : "+r"(bases[i]));  // or compilers keep a register for each row, and have too few
+  }
   const char* fetch = ahead.from;
   for (int k = 0; k < n_pairs; ++k, panel += kPanel) {
-    if (Fetch) {
-      _mm_prefetch(fetch, _MM_HINT_T0);
-      _mm_prefetch(fetch + 64, _MM_HINT_T0);
-      fetch += ahead.step;
-    }
+    fetch_pair<ask>(fetch);
+    fetch += ahead.step;
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const __m512i value = _mm512_set1_epi32(static_cast<int>(x[r * stride + k]));
+      const pair* row = bases[r / kRowsOfBase] + r % kRowsOfBase * stride;
+      const __m512i value = _mm512_set1_epi32(static_cast<int>(*row));
       sums[r][0] = dot(sums[r][0], value, low);
       sums[r][1] = dot(sums[r][1], value, high);
     }
+#pragma GCC unroll 4
+    for (int i = 0; i < kBases; ++i) ++bases[i];
   }
 }
 
 #else
 // N rows times 8 * V columns of the panel: more sums than 12 do not fit into AVX2's 16 registers.
-template <int N, int V, bool Fetch>
+template <int N, int V, Ask ask>
 inline __attribute__((always_inline)) void multiply_part(const pair* x, size_t stride, const pair* panel, int n_pairs,
                                                          Ahead ahead, __m256 (&sums)[N][V]) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   const char* fetch = ahead.from;
   for (int k = 0; k < n_pairs; ++k, panel += kPanel) {
-    if (Fetch) {
-      _mm_prefetch(fetch, _MM_HINT_T0);
-      _mm_prefetch(fetch + 64, _MM_HINT_T0);
-      fetch += ahead.step;
-    }
+    fetch_pair<ask>(fetch);
+    fetch += ahead.step;
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; ++odd) {
       const auto one_of = [&](__m256i pairs) {
@@ -74,7 +87,7 @@ inline __attribute__((always_inline)) void multiply_part(const pair* x, size_t s
 }
 
 // Rows [First, First + N) of R. A few take all columns at once, more take them half by half.
-template <int First, int N, bool Fetch, int R>
+template <int First, int N, Ask ask, int R>
 inline __attribute__((always_inline)) void multiply_rows(const pair* x, size_t stride, const pair* panel, int n_pairs,
                                                          Ahead ahead, __m512 (&sums)[R][2]) {
   constexpr int kHalves = N <= 3 ? 2 : 1;
@@ -87,9 +100,9 @@ inline __attribute__((always_inline)) void multiply_rows(const pair* x, size_t s
     }
     const pair* from = panel + half * kLanes;
     if (half == 0) {
-      multiply_part<N, 2 * kHalves, Fetch>(x + First * stride, stride, from, n_pairs, ahead, part);
+      multiply_part<N, 2 * kHalves, ask>(x + First * stride, stride, from, n_pairs, ahead, part);
     } else {
-      multiply_part<N, 2 * kHalves, false>(x + First * stride, stride, from, n_pairs, ahead, part);
+      multiply_part<N, 2 * kHalves, Ask::kNothing>(x + First * stride, stride, from, n_pairs, ahead, part);
     }
     for (int r = 0; r < N; ++r) {
       for (int i = 0; i < kHalves; ++i) sums[First + r][half + i] = {part[r][2 * i], part[r][2 * i + 1]};
@@ -97,12 +110,12 @@ inline __attribute__((always_inline)) void multiply_rows(const pair* x, size_t s
   }
 }
 
-template <int R, bool Fetch = true>
+template <int R, Ask ask>
 inline __attribute__((always_inline)) void multiply(
     const pair* x, size_t stride, const pair* panel, int n_pairs, Ahead ahead, __m512 (&sums)[R][2]) {
   constexpr int kFirst = R <= 6 ? R : (R + 1) / 2;
-  multiply_rows<0, kFirst, Fetch>(x, stride, panel, n_pairs, ahead, sums);
-  if constexpr (R > kFirst) multiply_rows<kFirst, R - kFirst, false>(x, stride, panel, n_pairs, ahead, sums);
+  multiply_rows<0, kFirst, ask>(x, stride, panel, n_pairs, ahead, sums);
+  if constexpr (R > kFirst) multiply_rows<kFirst, R - kFirst, Ask::kNothing>(x, stride, panel, n_pairs, ahead, sums);
 }
 #endif
 
