@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from orca_core.admission import Admission
 from orca_core.channel import Channel
@@ -38,6 +38,9 @@ from orca_core.types import (
 from orca_core.validation import check_request, make_request
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at whether a loop that is to end hangs."""
 
 
 class Engine:
@@ -113,16 +116,26 @@ class Engine:
     def close(self, drain_timeout_s: float = 0.0) -> None:
         """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent.
 
-        Raises ``InvalidRequestError`` where that is no number of at least 0.
+        A loop that hangs (see ``health``) is left behind, and its requests with it.
+        Raises ``InvalidRequestError`` where ``drain_timeout_s`` is no number of at least 0.
         """
         if not is_number(drain_timeout_s) or not drain_timeout_s >= 0:
             raise InvalidRequestError("drain_timeout_s", "must be a number of seconds of at least 0")
         self._closed = True
         self._inbox.close(drain_timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._join(self._thread)
         self._loop = None
         self._model = None
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Until the loop has ended, or is known to hang: nothing in this process can end it then."""
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            stalled_s = self._inbox.stalled_s(self.config.progress_timeout_s)
+            if thread.is_alive() and stalled_s:
+                logger.critical("the engine loop hangs since %.0f s; it is left behind", stalled_s)
+                return
 
     def __enter__(self) -> Self:
         return self.start()

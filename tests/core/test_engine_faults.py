@@ -101,6 +101,52 @@ def test_no_iteration_for_too_long_is_unwell_and_idleness_is_not(bench: Bench) -
     assert bench.engine.health().ok
 
 
+def test_closing_an_engine_that_hangs_does_not_wait_for_it(bench: Bench) -> None:
+    """Field case F1: whoever replaces a replica gets its GPU only once it has ended."""
+    bench.executor.hold()
+    channel = bench.engine.submit(make_spec())
+    bench.executor.wait_until_held()
+    bench.clock.now += bench.engine.config.progress_timeout_s + 1
+    closing = threading.Thread(target=bench.engine.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    still_closing = closing.is_alive()
+    bench.executor.let_go()
+    assert not still_closing
+    with pytest.raises(EngineClosedError):
+        list(channel)
+
+
+def test_closing_waits_for_an_iteration_that_takes_its_time(bench: Bench) -> None:
+    bench.executor.hold()
+    channel = bench.engine.submit(make_spec())
+    bench.executor.wait_until_held()
+    bench.clock.now += bench.engine.config.progress_timeout_s - 1
+    closing = threading.Thread(target=bench.engine.close, daemon=True)
+    closing.start()
+    closing.join(1.5)
+    still_closing = closing.is_alive()
+    bench.executor.let_go()
+    assert still_closing
+    closing.join(20)
+    assert not closing.is_alive()
+    with pytest.raises(EngineClosedError):
+        list(channel)
+
+
+def test_a_device_that_is_lost_ends_the_engine_at_once(bench: Bench) -> None:
+    """Whoever was on it can go on elsewhere then; another batch would fail like this one."""
+    bench.executor.is_lost = True
+    bench.executor.errors = [RuntimeError("CUDA error: an illegal memory access was encountered")]
+    bench.executor.hold()
+    channels = [bench.engine.submit(make_spec(3, 5)) for _ in range(6)]
+    bench.executor.let_go()
+    for channel in channels:
+        with pytest.raises(EngineDeadError):
+            list(channel)
+    assert not bench.engine.health().ok
+
+
 def test_a_stalled_reader_is_cancelled_and_blocks_nobody(tokenizer: Tokenizer) -> None:
     """Field case B20."""
     made = Bench(tokenizer, max_stream_backlog=10)
