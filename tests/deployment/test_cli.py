@@ -186,46 +186,6 @@ def test_chat_survives_an_error(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "the line is full" in err
 
 
-def test_status(capsys: pytest.CaptureFixture[str], address: str) -> None:
-    status, out, _ = run(capsys, "status", "--address", address)
-    assert status == 0
-    assert all(word in out for word in ("r1", "256", "146", MODEL.model_id, "waiting 2 requests"))
-    body = json.loads(run(capsys, "status", "--json", "--address", address)[1])
-    assert body["replicas"][0]["load"]["headroom"] == 146
-    assert body["replicas"][0]["load"]["unused_slots"] == 50
-    assert body["waiting_requests"] == 2
-    assert body["scaling"]["reason"] == "2 replicas: quite enough"
-
-
-def test_status_says_what_is_missing_and_why_there_are_as_many_replicas(
-    capsys: pytest.CaptureFixture[str], address: str
-) -> None:
-    _, out, _ = run(capsys, "status", "--address", address)
-    assert "r2 (silent)" in out
-    assert "1 starting" in out
-    assert "1 stopping" in out
-    assert "Serve: 1 replica waits for room" in out
-    assert "1 of 2 ingresses answered" in out
-    assert "3 s ago: 2 replicas: quite enough (1 running)" in " ".join(out.split())
-    assert "61 s ago: 1 -> 2 replicas: too much" in " ".join(out.split())
-
-
-def test_status_watch_counts_rates(
-    capsys: pytest.CaptureFixture[str], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readings = iter([None, KeyboardInterrupt()])
-
-    def sleep(_: float) -> None:
-        reading = next(readings)
-        if reading is not None:
-            raise reading
-
-    monkeypatch.setattr("deployment.cli.status.time", SimpleNamespace(sleep=sleep, monotonic=iter(range(9)).__next__))
-    status, out, _ = run(capsys, "status", "--watch", "--address", address)
-    assert status == 0
-    assert "0.0" in out
-
-
 @pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"])
 def test_check(capsys: pytest.CaptureFixture[str], name: str) -> None:
     status, out, _ = run(capsys, "check", name, "--elsewhere")
