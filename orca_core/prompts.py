@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,19 @@ ChatMessage = Mapping[str, str] | tuple[str, str]
 
 LONG_TEXT: Final = 4096
 """Characters from which on tokenising would hold up an event loop: about a millisecond."""
+
+
+@contextmanager
+def named_prompt(index: int) -> Iterator[None]:
+    """What is wrong with one of several prompts is wrong with ``prompts[INDEX]``; with another field of its, a note."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        name = f"prompts[{index}]"
+        if error.field == "prompt":
+            raise InvalidRequestError(name, error.reason) from None
+        error.add_note(f"of {name}")
+        raise
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> Sequence[int]:
