@@ -86,6 +86,12 @@ def test_what_is_no_chat(tokenizer: Tokenizer, messages: Any) -> None:
         chat_ids(tokenizer, messages)
 
 
+def test_roles_are_those_of_the_apis(tokenizer: Tokenizer) -> None:
+    assert chat_ids(tokenizer, [("developer", "x")]) == tokenizer.encode_chat([("system", "x")])
+    with pytest.raises(InvalidRequestError, match=r"^messages\[1\]\.role: must be one of system, developer, user"):
+        chat_ids(tokenizer, [("user", "x"), ("usr", "y")])
+
+
 async def test_a_long_text_is_tokenised_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
