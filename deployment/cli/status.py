@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from deployment.cli.prompting import Address, ApiKey
+from deployment.cli.prompting import Address, ApiKey, connected
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,9 +37,7 @@ def status(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1)] = 10.0,
 ) -> None:
     """Replicas, slots, queue, headroom and rates."""
-    from deployment.client import OrcaClient
-
-    with OrcaClient(address, api_key) as client:
+    with connected(address, api_key) as client:
         frames = islice(_frames(lambda: client.status(timeout_s=timeout)), None if watch else 1)
         try:
             if as_json:

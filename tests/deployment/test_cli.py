@@ -171,6 +171,14 @@ def test_chat_keeps_the_session(
     assert turns[1] == [*turns[0], ("assistant", TEXT), ("user", "two")]
 
 
+def test_chat_from_a_pipe_writes_answers_alone(
+    capsys: pytest.CaptureFixture[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
+    status, out, _ = run(capsys, "chat", "--address", address)
+    assert (status, out) == (0, f"{TEXT}\n{TEXT}\n")
+
+
 def test_chat_survives_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["one"])
 
@@ -240,7 +248,12 @@ def test_generate_sends_the_key(
     service.keys = ApiKeys(tmp_path / "keys")
     with serving(service) as address:
         status, _, err = run(capsys, "generate", "Hi", "--address", address)
-        assert (status, "missing or unknown API key" in err) == (1, True)
+        assert status == 1
+        assert err == "orca-serve: missing or unknown API key; --api-key KEY or ORCA_API_KEY=KEY gives one\n"
+        for command in ("status", "chat"):
+            assert "--api-key" in run(capsys, command, "--address", address)[2]
+        _, _, err = run(capsys, "generate", "Hi", "--address", address, "--api-key", "sk-wrong")
+        assert err == "orca-serve: missing or unknown API key\n"
         if where == "environment":
             monkeypatch.setenv("ORCA_API_KEY", "sk-right")
         option = ("--api-key", "sk-right") if where == "option" else ()
