@@ -22,7 +22,7 @@ from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
 from orca_core.params import is_number
-from orca_core.prompts import LONG_TEXT, ChatMessage, Prompt, chat_ids, prompt_ids
+from orca_core.prompts import LONG_TEXT, ChatMessage, Prompt, chat_ids, named_prompt, prompt_ids
 from orca_core.results import collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
@@ -210,7 +210,10 @@ class Engine:
         One ``SamplingParams`` for all, or one for each. All prompts are checked before any starts. Raises the first
         request's error; the others are cancelled then.
         """
-        requests = [self.make_request(prompt, params) for prompt, params in pair_up(prompts, sampling)]
+        requests = []
+        for index, (prompt, params) in enumerate(pair_up(prompts, sampling)):
+            with named_prompt(index):
+                requests.append(self.make_request(prompt, params))
         with progress_bar(len(requests)) as advance:
             return collect(requests, self.submit_all(requests), advance)
 
@@ -257,6 +260,8 @@ class Engine:
     def _running_model(self) -> LoadedModel:
         model = self._model
         if model is None or self._thread is None:
+            if self._thread is None and not self._closed:
+                raise EngineClosedError("the engine was not started: call start()", None)
             raise EngineClosedError
         return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 
 import pytest
@@ -164,8 +165,11 @@ def test_a_stalled_reader_is_cancelled_and_blocks_nobody(tokenizer: Tokenizer) -
 
 def test_not_started_closed_and_started_twice(tokenizer: Tokenizer) -> None:
     made = Bench(tokenizer)
-    with pytest.raises(EngineClosedError):
-        made.engine.submit(make_spec())
+    for call in (lambda: made.engine.submit(make_spec()), lambda: made.engine.generate(["Hi"]), made.engine.info):
+        with pytest.raises(EngineClosedError, match=r"call start\(\)") as refused:
+            call()
+        assert refused.value.retry_after_s is None
+        assert pickle.loads(pickle.dumps(refused.value)).retry_after_s is None
     assert not made.engine.health().ok
     made.engine.start()
     with pytest.raises(EngineClosedError):
