@@ -1,4 +1,4 @@
-#include "attention_block.h"
+#include "attention_softmax.h"
 
 #include <algorithm>
 
@@ -6,8 +6,8 @@ namespace orca {
 namespace {
 
 constexpr int kSegment = 512;   // keys whose softmax stands alone, to be merged with the other segments' in order
-constexpr int kItemRows = 48;   // query rows that share one packing of K and V
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr int kItemRows = 96;   // query rows that share one packing of K and V, where all threads have enough to do
+constexpr int kItemsPerThread = 8;
 
 struct Item {
   int32_t span, kv_head, row, n_rows;  // rows of the span, counted from its first
@@ -15,46 +15,21 @@ struct Item {
   int32_t partial;                     // where a lone segment's result goes to be merged later; -1 = it is all there is
 };
 
-// Which keys of a block a row at `position` sees, as a mask of 16 from `first` on.
-__mmask16 visible(int position, int window, int first) {
-  const __mmask16 not_later = first_lanes(position + 1 - first);
-  if (window == 0) return not_later;
-  return not_later & static_cast<__mmask16>(~first_lanes(position + 1 - window - first));
-}
-
-// Scores of R rows become weights in `desk.weights`; what the rows have so far is scaled to the new largest score.
+// R rows times one panel, added to what lies at `from`; null = nothing. A function of its own: beside other code,
+// compilers run out of registers in the innermost loop.
 template <int R>
-void soften(const Attention& a, Desk& desk, int row, const int* positions, int first, int n_vectors,
-            __m512 (&scores)[R][4]) {
+__attribute__((noinline)) void one_product(const pair* x, size_t stride, const pair* panel, int n_pairs,
+                                           const float* from, float* to, size_t to_stride) {
+  __m512 sums[R][2];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    __m512 largest = _mm512_set1_ps(kNothing);
-    for (int i = 0; i < n_vectors; ++i) {
-      __m512 score = _mm512_mul_ps(scores[r][i], _mm512_set1_ps(a.spec.scale));
-      if (a.spec.softcap != 0) {
-        const __m512 cap = _mm512_set1_ps(a.spec.softcap);
-        score = _mm512_mul_ps(cap, tanh(_mm512_div_ps(score, cap)));
-      }
-      const __mmask16 seen = visible(positions[r], a.spec.window, first + i * kLanes);
-      scores[r][i] = _mm512_mask_mov_ps(_mm512_set1_ps(kNothing), seen, score);
-      largest = _mm512_max_ps(largest, scores[r][i]);
-    }
-    const float before = desk.top[row + r], top = std::max(before, _mm512_reduce_max_ps(largest));
-    const __m512 base = _mm512_set1_ps(top == kNothing ? 0.f : top);
-    __m512 sum = _mm512_setzero_ps();
-    for (int i = 0; i < n_vectors; ++i) {
-      const __m256i weight = narrow(exp(_mm512_sub_ps(scores[r][i], base)));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(desk.weights + r * kBlock + i * kLanes), weight);
-      sum = _mm512_add_ps(sum, widen(weight));  // as they were rounded, so that they add up to 1
-    }
-    const float keep = _mm512_cvtss_f32(exp(_mm512_sub_ps(_mm512_set1_ps(before), base)));
-    desk.top[row + r] = top;
-    desk.sum[row + r] = desk.sum[row + r] * keep + _mm512_reduce_add_ps(sum);
-    if (keep != 1.f) {
-      float* out = desk.out + static_cast<size_t>(row + r) * desk.padded;
-      for (int i = 0; i < desk.padded; i += kLanes) {
-        _mm512_store_ps(out + i, _mm512_mul_ps(_mm512_load_ps(out + i), _mm512_set1_ps(keep)));
-      }
-    }
+    sums[r][0] = from == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(from + r * to_stride);
+    sums[r][1] = from == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(from + r * to_stride + kLanes);
+  }
+  multiply<R, Ask::kNothing>(x, stride, panel, n_pairs, {nullptr, 0}, sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    _mm512_store_ps(to + r * to_stride, sums[r][0]), _mm512_store_ps(to + r * to_stride + kLanes, sums[r][1]);
   }
 }
 
@@ -65,25 +40,16 @@ void block_of_rows(const Attention& a, Desk& desk, int row, const int* positions
   const auto* q = reinterpret_cast<const pair*>(desk.q + static_cast<size_t>(row) * desk.padded);
   const int n_keys_padded = round_up(n_keys, kPanel);
   for (int panel = 0; panel < n_keys_padded / kPanel; ++panel) {
-    __m512 sums[R][2];
-    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const pair* keys = desk.keys + static_cast<size_t>(panel) * (desk.padded / 2) * kPanel;
-    multiply<R, Ask::kNothing>(q, desk.padded / 2, keys, desk.padded / 2, {reinterpret_cast<const char*>(keys), 0}, sums);
-    for (int r = 0; r < R; ++r) scores[r][2 * panel] = sums[r][0], scores[r][2 * panel + 1] = sums[r][1];
+    auto* to = reinterpret_cast<float*>(&scores[0][2 * panel]);
+    one_product<R>(q, desk.padded / 2, keys, desk.padded / 2, nullptr, to, 4 * kLanes);
   }
   soften<R>(a, desk, row, positions, first, n_keys_padded / kLanes, scores);
   for (int dim = 0; dim < desk.padded; dim += kPanel) {
     const pair* values = desk.values + static_cast<size_t>(dim / kPanel) * (kBlock / 2) * kPanel;
     float* out = desk.out + static_cast<size_t>(row) * desk.padded + dim;
-    __m512 sums[R][2];
-    for (int r = 0; r < R; ++r) {
-      sums[r][0] = _mm512_load_ps(out + r * desk.padded), sums[r][1] = _mm512_load_ps(out + r * desk.padded + kLanes);
-    }
-    multiply<R, Ask::kNothing>(reinterpret_cast<const pair*>(desk.weights), kBlock / 2, values, (n_keys + 1) / 2,
-                {reinterpret_cast<const char*>(values), 0}, sums);
-    for (int r = 0; r < R; ++r) {
-      _mm512_store_ps(out + r * desk.padded, sums[r][0]), _mm512_store_ps(out + r * desk.padded + kLanes, sums[r][1]);
-    }
+    const auto* weights = reinterpret_cast<const pair*>(desk.weights);
+    one_product<R>(weights, kBlock / 2, values, (n_keys + 1) / 2, out, out, desk.padded);
   }
 }
 
@@ -201,11 +167,20 @@ void compute(const Attention& a, const Item& item, const Item* after, float* par
   }
 }
 
+// How many items there would be, but for segments, if each had so many rows of a span.
+int n_pieces_of(const Attention& a, int rows) {
+  const int most = std::max(1, rows);
+  int n = 0;
+  for (int s = 0; s < a.spans.n_spans; ++s) n += (a.spans.spans[s].n_rows + most - 1) / most;
+  return n * a.heads.n_kv_heads;
+}
+
 // All items of a batch. Where they are few and long, every segment is an item, and `n_partials` rows are to be merged.
 std::vector<Item> items_of(const Attention& a, int n_threads, int* n_partials) {
   std::vector<Item> items;
-  const int group = a.heads.n_heads / a.heads.n_kv_heads, most = std::max(1, kItemRows / group);
-  const bool few = a.spans.n_spans * a.heads.n_kv_heads < 8 * n_threads;
+  const int group = a.heads.n_heads / a.heads.n_kv_heads, enough = kItemsPerThread * n_threads;
+  const bool few = a.spans.n_spans * a.heads.n_kv_heads < enough;
+  const int most = std::max(1, (n_pieces_of(a, kItemRows / group) < enough ? kItemRows / 2 : kItemRows) / group);
   for (int s = 0; s < a.spans.n_spans; ++s) {
     const orca_span& span = a.spans.spans[s];
     const int n_pieces = (span.n_rows + most - 1) / most;

@@ -242,6 +242,7 @@ ORCA_PAIR __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int relation) {
   switch (relation) {
     case _CMP_NLT_UQ: return compared<_CMP_NLT_UQ>(a, b);
     case _CMP_GE_OQ: return compared<_CMP_GE_OQ>(a, b);
+    case _CMP_NEQ_UQ: return compared<_CMP_NEQ_UQ>(a, b);
     case _CMP_EQ_OQ: return compared<_CMP_EQ_OQ>(a, b);
     case _CMP_UNORD_Q: return compared<_CMP_UNORD_Q>(a, b);
     default: __builtin_trap();  // another is to be added here
