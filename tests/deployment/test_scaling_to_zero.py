@@ -9,6 +9,14 @@ from deployment.scaling_reports import Report
 from tests.deployment.scaling_world import FULL, N_SLOTS, SETTINGS, World, spread
 
 
+def to_zero(reports: Callable[[World], list[Report]], **given: float) -> World:
+    return World(reports, least=0, **given)  # type: ignore[arg-type]
+
+
+def idle(world: World) -> list[Report]:
+    return [Report(f"r{n}", world.now, N_SLOTS, tokens=7) for n in range(world.running)]
+
+
 def test_an_idle_service_goes_to_the_least() -> None:
     world = World(spread(0), least=1)
     world.target = world.running = 5
@@ -16,14 +24,6 @@ def test_an_idle_service_goes_to_the_least() -> None:
     world = World(spread(0), least=0)
     world.target = world.running = 1
     assert world.run(61).target == 0
-
-
-def to_zero(reports: Callable[[World], list[Report]], **given: float) -> World:
-    return World(reports, least=0, **given)  # type: ignore[arg-type]
-
-
-def idle(world: World) -> list[Report]:
-    return [Report(f"r{n}", world.now, N_SLOTS, tokens=7) for n in range(world.running)]
 
 
 def test_a_replica_that_was_just_loaded_is_kept_for_the_whole_delay() -> None:
