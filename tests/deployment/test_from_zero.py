@@ -6,9 +6,9 @@ import pytest
 
 from deployment.waker import NO_REPLICA_RETRY_S, UNKNOWN_START_S
 from orca_core.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 from tests.deployment.plane import Plane, replicas_of, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make
-from tests.deployment.stepping import FarReplica, FarReplicas
 
 __all__ = ["make"]
 

@@ -11,10 +11,10 @@ from deployment.config import AppConfig
 from deployment.ingress import Ingress
 from deployment.waker import UNKNOWN_START_S
 from orca_core.errors import UnavailableError
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 from tests.deployment.ingress_rig import of_tokens, read, streams_of
 from tests.deployment.plane import Clock, replicas_of, settle
 from tests.deployment.serving_fakes import ByteTokenizer
-from tests.deployment.stepping import FarReplica, FarReplicas
 
 
 @pytest.mark.parametrize("mode", ["wait", "refuse"])
