@@ -52,8 +52,8 @@ types: setup ## mypy --strict on both packages
 imports: setup ## import-linter: the layers, and who may import what
 	$(BIN)/lint-imports --no-cache
 
-architecture: setup ## the project's own rules (tests/test_architecture.py)
-	$(BIN)/python -m pytest -q tests/test_architecture.py
+architecture: setup ## the project's own rules (tests/test_architecture.py, tests/test_packaging.py)
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_packaging.py
 
 proto: setup ## regenerate deployment/pb from proto/
 	$(BIN)/python tools/generate_proto.py

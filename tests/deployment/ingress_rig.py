@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
+
+import pytest
 
 from deployment.config import AppConfig
 from deployment.ingress import Ingress
@@ -12,6 +15,7 @@ from deployment.peers import IngressShare, Shares
 from deployment.serving import GenerationCall, ServedChunk
 from orca_core.types import CancelOutcome, SamplingParams
 from tests.deployment.plane import settle
+from tests.deployment.serving_fakes import ByteTokenizer, FakeReplicas
 
 FEW = SamplingParams(max_new_tokens=3)
 CONFIG = AppConfig.parse(
@@ -68,3 +72,28 @@ class FakePeers:
     async def shares(self) -> Shares:
         own = [] if self.own is None else [await self.own.share()]
         return Shares([*self.others, *own], self.n_known)
+
+
+@pytest.fixture
+def replicas() -> FakeReplicas:
+    return FakeReplicas()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def last_chance(replicas: FakeReplicas, clock: Clock) -> AsyncIterator[Ingress]:
+    """An ingress that resumes nothing."""
+    made = Ingress(AppConfig.parse({"failover": {"max_resumes": 0}}), replicas, ByteTokenizer(), clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def ingress(replicas: FakeReplicas, clock: Clock) -> AsyncIterator[Ingress]:
+    made = Ingress(CONFIG, replicas, ByteTokenizer(), clock)
+    yield made
+    made.close()

@@ -15,7 +15,7 @@ from deployment.metrics import IngressMetrics, Silent
 from deployment.resuming import ResumingStream, StreamSettings
 from deployment.serving import ServedChunk
 from orca_core.types import GenerationRequest
-from tests.deployment.stepping import FarReplica, FarReplicas
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 
 INTERVAL_S = 0.5
 SILENCE_S = 5.0

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from orca_core.types import FinishReason
+from tests.deployment.far_replicas import FarReplicas
 from tests.deployment.plane import Client, Clock, Plane, replicas_of
-from tests.deployment.stepping import FarReplicas, answer_of
+from tests.deployment.stepping import answer_of
 
 Make = Callable[..., Plane]
 

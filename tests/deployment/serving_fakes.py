@@ -1,4 +1,4 @@
-"""Replicas and a tokenizer without a model or an engine, for the ingress. See ``stepping`` for those with more life."""
+"""Replicas and a tokenizer without a model or an engine, for the ingress. ``far_replicas``: those with more life."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
@@ -12,30 +11,15 @@ from unittest.mock import AsyncMock
 import pytest
 from rich.console import Console
 
-from deployment.cli.main import main
 from deployment.serving import DeployedReplicas, ReplicaStatus, ServiceStatus
 from orca_core.types import Load
+from tests.deployment.cli_rig import address, run, service
 from tests.deployment.fake_service import MODEL
-from tests.deployment.grpc_server import FakeIngress, serving
+from tests.deployment.grpc_server import FakeIngress
+
+__all__ = ["address", "service"]
 
 status_module = import_module("deployment.cli.status")
-
-
-@pytest.fixture
-def service() -> FakeIngress:
-    return FakeIngress()
-
-
-@pytest.fixture
-def address(service: FakeIngress) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = main(arguments)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def test_status(capsys: pytest.CaptureFixture[str], address: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.deployment.far_replicas import FarReplica
 from tests.deployment.plane import replicas_of, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready, where
-from tests.deployment.stepping import FarReplica
 
 __all__ = ["make"]
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 from tests.deployment.plane import INTERVAL_S, SILENCE_S, Client, Clock, Plane, replicas_of, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready, where
-from tests.deployment.stepping import FarReplica, FarReplicas
 
 __all__ = ["make"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from deployment.links import ALONE_UNTIL_MISSES
 from deployment.replica import LEASE_S
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 from tests.deployment.plane import INTERVAL_S, Clock
 from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready
-from tests.deployment.stepping import FarReplica, FarReplicas
 
 __all__ = ["make"]
 

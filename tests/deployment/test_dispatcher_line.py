@@ -13,9 +13,9 @@ from orca_core.errors import (
     RequestCancelledError,
     UnavailableError,
 )
+from tests.deployment.far_replicas import FarReplica, FarReplicas
 from tests.deployment.plane import Plane, replicas_of, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready
-from tests.deployment.stepping import FarReplica, FarReplicas
 
 __all__ = ["make"]
 

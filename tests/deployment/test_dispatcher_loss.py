@@ -12,9 +12,10 @@ from orca_core.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from tests.deployment.far_replicas import FarReplica
 from tests.deployment.plane import INTERVAL_S, SILENCE_S, settle
 from tests.deployment.plane_cases import Make, assert_undisturbed, make, ready, where
-from tests.deployment.stepping import FarReplica, answer_of
+from tests.deployment.stepping import answer_of
 
 __all__ = ["make"]
 

@@ -9,45 +9,10 @@ import pytest
 from deployment.headroom import LESS_FREE, SUSPECT_S, HeadroomBook
 from deployment.parcels import Standing
 from orca_core.types import Load
+from tests.deployment.headroom_rig import IDLE, Teller, book, clock, send, tell
 from tests.deployment.plane import Clock
 
-IDLE = Load(n_slots=1000)
-
-
-class Teller:
-    """Reports of replicas, each newer than the last."""
-
-    def __init__(self, book: HeadroomBook) -> None:
-        self.book = book
-        self.at = 0.0
-
-    def __call__(self, n_accepted: int = 0, **loads: Load) -> None:
-        for replica, load in loads.items():
-            self.at += 1.0
-            self.book.report(replica, Standing(load, self.at, n_accepted))
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def book(clock: Clock) -> HeadroomBook:
-    return HeadroomBook(clock, 100, random.Random(1), stale_after_s=5.0)
-
-
-@pytest.fixture
-def tell(book: HeadroomBook) -> Teller:
-    return Teller(book)
-
-
-def send(book: HeadroomBook, name: str, replicas: list[str], demand: int) -> str:
-    """Choose and book."""
-    replica = book.best(replicas, demand)
-    assert replica is not None
-    book.book(name, replica, demand)
-    return replica
+__all__ = ["book", "clock", "tell"]
 
 
 def test_requests_of_one_instant_take_turns(book: HeadroomBook, tell: Teller) -> None:
@@ -248,62 +213,3 @@ def test_how_long_an_iteration_takes_is_seen_from_the_reports(book: HeadroomBook
     assert book.iteration_s == pytest.approx(0.05)
     book.report("a", Standing(Load(n_slots=10, iterations=15), 99.0, 0))  # it was idle in between
     assert book.iteration_s == pytest.approx(0.05)
-
-
-def full(n: int) -> Load:
-    return Load(n_slots=1000, reserved_slots=10 * n, running=n)
-
-
-def test_news_of_others_counts_once_all_replicas_have_told_theirs(book: HeadroomBook, tell: Teller) -> None:
-    """In this instant others send as much to all; who has said so already is no fuller than the rest."""
-    tell(a=IDLE, b=IDLE)
-    book.survey({"a": IDLE, "b": IDLE}, 50.0)
-    tell(a=full(6))
-    chosen = [send(book, f"r{i}", ["a", "b"], 10) for i in range(8)]
-    assert chosen.count("a") == chosen.count("b") == 4
-    book.survey({"a": full(10), "b": full(4)}, 50.0)
-    assert book.best(["a", "b"], 10) == "b"
-
-
-def test_what_others_have_no_more_counts_at_once(book: HeadroomBook, tell: Teller, clock: Clock) -> None:
-    """Ends are told to everybody when they happen; only what has begun is told by some sooner than by others."""
-    tell(a=full(10), b=full(4))
-    asked_at = clock.now
-    clock.now += 0.1
-    tell(a=IDLE)  # while the answers to the survey are on their way
-    book.survey({"a": full(10), "b": full(4)}, asked_at)
-    tell(b=IDLE)
-    chosen = [send(book, f"r{i}", ["a", "b"], 10) for i in range(8)]
-    assert chosen.count("a") == chosen.count("b") == 4
-
-
-def test_what_is_ours_is_not_taken_for_that_of_others(book: HeadroomBook, tell: Teller) -> None:
-    tell(a=IDLE, b=IDLE)
-    for number in range(3):
-        book.book(f"a{number}", "a", 10)
-        book.confirm(f"a{number}", number + 1)
-    book.survey({"a": full(3), "b": full(2)}, 50.0)
-    tell(a=full(3), n_accepted=3)
-    tell(b=full(2))
-    assert book.best(["a", "b"], 10) == "b"
-    book.release("a0")
-    book.release("a1")
-    tell(a=full(1), n_accepted=3)
-    assert book.best(["a", "b"], 10) == "a"
-
-
-def test_there_is_room_only_where_the_latest_report_says_so(book: HeadroomBook, tell: Teller) -> None:
-    book.survey({"a": IDLE, "b": full(50)}, 50.0)
-    tell(a=full(99), b=full(50))
-    assert book.best(["a", "b"], 20) == "b"
-
-
-def test_what_the_cache_shares_counts_once(book: HeadroomBook, tell: Teller) -> None:
-    tell(a=IDLE, b=full(40))
-    for number in range(8):
-        book.book(f"a{number}", "a", 100)
-        book.confirm(f"a{number}", number + 1)
-    shared = Load(n_slots=1000, reserved_slots=200, running=8)
-    book.survey({"a": shared, "b": full(40)}, 50.0)
-    tell(a=shared, n_accepted=8)
-    assert book.best(["a", "b"], 10) == "a"

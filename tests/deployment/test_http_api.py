@@ -1,52 +1,19 @@
-"""The OpenAI HTTP face over a fake service: bodies, streams, refusals."""
+"""The OpenAI HTTP face over a fake service: whole answers and streams, and what of a request reaches the service."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from deployment.config_sections import LimitsSection
 from deployment.http_api import build_app
-from orca_core.errors import (
-    DeadlineExceededError,
-    InvariantError,
-    OverloadedError,
-    RequestCancelledError,
-    UnauthenticatedError,
-    UnavailableError,
-)
-from tests.deployment.fake_service import MODEL, WORDS, FakeService, wrapped
+from orca_core.errors import UnavailableError
+from tests.deployment.fake_service import MODEL, WORDS, FakeService
+from tests.deployment.http_rig import CHAT, COMPLETION, TEXT, client, client_of, events, service
 
-TEXT = "".join(WORDS)
-COMPLETION = {"model": MODEL.model_id, "prompt": "Hi"}
-CHAT = {"model": MODEL.model_id, "messages": [{"role": "user", "content": "Hi"}]}
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
-
-def client_of(service: FakeService, **limits: Any) -> httpx.AsyncClient:
-    app = build_app(service, LimitsSection(**limits), wall_clock=lambda: 1700000000.5)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://orca")
-
-
-@pytest.fixture
-async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(service) as client:
-        yield client
-
-
-def events(response: httpx.Response) -> list[Any]:
-    """The data of each event; ``[DONE]`` stays text."""
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+__all__ = ["client", "service"]
 
 
 async def test_whole_completion(client: httpx.AsyncClient, service: FakeService) -> None:
@@ -176,18 +143,6 @@ async def test_sampling_fields_arrive(client: httpx.AsyncClient, service: FakeSe
     assert sampling.logit_bias == {3: 1, 4: -2.5}
 
 
-async def test_the_range_of_top_k_is_told_as_it_is(client: httpx.AsyncClient, service: FakeService) -> None:
-    for top_k in (-2, 2**31):
-        response = await client.post("/v1/completions", json={"prompt": "x", "top_k": top_k})
-        assert response.status_code == 400
-        assert response.json()["error"]["message"].endswith(
-            "must be an integer in [0, 2147483647], or -1; 0 and -1 are off"
-        )
-    for top_k in (-1, 0, 2**31 - 1):
-        assert (await client.post("/v1/completions", json={"prompt": "x", "top_k": top_k})).status_code == 200
-    assert [call.sampling.top_k for call in service.calls] == [0, 0, 2**31 - 1]
-
-
 async def test_content_parts_and_roles(client: httpx.AsyncClient, service: FakeService) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
@@ -196,200 +151,6 @@ async def test_content_parts_and_roles(client: httpx.AsyncClient, service: FakeS
         ("developer", "be brief"),
         ("user", "a\nb"),
     ]
-
-
-BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": [""]}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"),
-    ({"prompt": None}, "prompt"),
-    ({"prompt": 3}, "prompt"),
-    ({"prompt": ["ok", "", "ok"]}, "prompt"),
-    ({"prompt": ["ok", 3]}, "prompt"),
-    ({"prompt": [1, "x"]}, "prompt"),
-    ({"prompt": [1, True]}, "prompt"),
-    ({"prompt": [1, -1]}, "prompt"),
-    ({"prompt": "\ud800"}, "prompt"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 2**31}, "max_tokens"),
-    ({"max_tokens": "5"}, "max_tokens"),
-    ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": True}, "max_tokens"),
-    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-    ({"temperature": -1}, "temperature"),
-    ({"temperature": 999999}, "temperature"),
-    ({"temperature": "hot"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_p": 1.1}, "top_p"),
-    ({"presence_penalty": 2.1}, "presence_penalty"),
-    ({"seed": 2**64}, "seed"),
-    ({"n": 0}, "n"),
-    ({"n": 65}, "n"),
-    ({"n": 33, "prompt": ["a", "b"]}, "n"),
-    ({"best_of": 2}, "best_of"),
-    ({"best_of": 0}, "best_of"),
-    ({"best_of": -1}, "best_of"),
-    ({"best_of": 1, "n": 2}, "best_of"),
-    ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"),
-    ({"logit_bias": {"abc": 1}}, "logit_bias"),
-    ({"logit_bias": {"-1": 1}}, "logit_bias"),
-    ({"logit_bias": {"1": "x"}}, "logit_bias"),
-    ({"logit_bias": {"1": 101}}, "logit_bias"),
-    ({"logit_bias": [1]}, "logit_bias"),
-    ({"stop": [""]}, "stop"),
-    ({"stop": ["a"] * 17}, "stop"),
-    ({"stop": {"a": 1}}, "stop"),
-    ({"stream": "yes"}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"suffix": "x"}, "suffix"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"model": 3}, "model"),
-    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
-]
-
-
-@pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:40])
-async def test_bad_completion_starts_nothing(
-    client: httpx.AsyncClient, service: FakeService, change: dict[str, Any], param: str
-) -> None:
-    response = await client.post("/v1/completions", content=json.dumps({**COMPLETION, **change}))
-    error = response.json()["error"]
-    assert response.status_code == 400
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(param)
-    assert service.calls == []
-
-
-BAD_CHATS: list[tuple[dict[str, Any], str]] = [
-    ({"messages": []}, "messages"),
-    ({"messages": None}, "messages"),
-    ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-    ({"messages": ["x"]}, "messages[0]"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"tools": [{"type": "function"}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"chat_template": "{{ lipsum.__globals__ }}"}, "chat_template"),
-    ({"modalities": ["text", "audio"]}, "modalities"),
-]
-
-
-@pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=lambda value: str(value)[:40])
-async def test_bad_chat_starts_nothing(
-    client: httpx.AsyncClient, service: FakeService, change: dict[str, Any], param: str
-) -> None:
-    response = await client.post("/v1/chat/completions", json={**CHAT, **change})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert service.calls == []
-
-
-async def test_defaults_of_unsupported_fields_are_accepted(client: httpx.AsyncClient) -> None:
-    request = {**CHAT, "tools": [], "response_format": {"type": "text"}, "best_of": 1, "store": False, "audio": None}
-    assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}',
-        b'{"prompt": "x", "temperature": -Infinity}',
-        b'{"prompt": "x", "temperature": 1e999}',
-        b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}",
-        b"[" * 100_000,
-        b"[]",
-        b"",
-        b"\xff\xfe{}",
-    ],
-    ids=range(9),
-)
-async def test_bodies_that_are_not_json(client: httpx.AsyncClient, service: FakeService, body: bytes) -> None:
-    response = await client.post("/v1/completions", content=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "body"
-    assert service.calls == []
-
-
-async def test_too_large_bodies_are_refused_unparsed(service: FakeService) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for _ in range(100):
-            yield b"[" * 50
-
-    async with client_of(service, max_prompt_bytes=200) as client:
-        declared = await client.post("/v1/completions", content=b"[" * 201)
-        chunked = await client.post("/v1/completions", content=pieces())
-        fits = await client.post("/v1/completions", json=COMPLETION)
-    assert (declared.status_code, chunked.status_code, fits.status_code) == (413, 413, 200)
-    assert declared.json()["error"]["code"] == "payload_too_large"
-
-
-async def test_list_starts_as_a_whole_or_not_at_all(client: httpx.AsyncClient, service: FakeService) -> None:
-    response = await client.post("/v1/completions", json={**COMPLETION, "prompt": ["a", "b"], "max_tokens": 65})
-    assert response.status_code == 400
-    assert "65" in response.json()["error"]["message"]
-    assert "64" in response.json()["error"]["message"]
-    assert service.calls == []
-
-
-ERRORS: list[tuple[Callable[[], Exception], int, str | None]] = [
-    (lambda: OverloadedError("the line is full", 2.2), 429, "3"),
-    (lambda: UnavailableError("draining"), 503, "1"),
-    (lambda: DeadlineExceededError(5), 408, None),
-    (lambda: RequestCancelledError("x"), 499, None),
-    (UnauthenticatedError, 401, None),
-    (lambda: InvariantError("secret state"), 500, None),
-    (lambda: RuntimeError("secret prompt"), 500, None),
-    (lambda: wrapped(UnavailableError("draining")), 503, "1"),
-]
-
-
-@pytest.mark.parametrize(("make", "status", "retry_after"), ERRORS, ids=range(len(ERRORS)))
-@pytest.mark.parametrize("stream", [False, True])
-async def test_errors_before_the_first_token(
-    make: Callable[[], Exception], status: int, retry_after: str | None, stream: bool
-) -> None:
-    async with client_of(FakeService(error=make())) as client:
-        response = await client.post(
-            "/v1/completions", json={**COMPLETION, "stream": stream}, headers={"x-request-id": "id-9"}
-        )
-    assert response.status_code == status
-    assert response.headers.get("retry-after") == retry_after
-    assert "secret" not in response.text
-    if status == 500:
-        assert response.json()["error"]["message"] == "internal error, request id-9"
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("n", [1, 2])
-async def test_broken_stream_ends_with_an_error_event(path: str, n: int) -> None:
-    service = FakeService(error=UnavailableError("the replica was lost"), fail_after=2)
-    base = CHAT if "chat" in path else COMPLETION
-    async with client_of(service) as client:
-        response = await client.post(path, json={**base, "stream": True, "n": n})
-    assert response.status_code == 200
-    *chunks, last = events(response)
-    assert last["error"]["code"] == "unavailable"
-    assert "[DONE]" not in response.text
-    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
-    assert service.open == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_stream_that_just_ends_is_an_error(stream: bool) -> None:
-    async with client_of(FakeService(truncate=True)) as client:
-        response = await client.post("/v1/completions", json={**COMPLETION, "stream": stream})
-    assert "the stream ended early" in response.text
-    assert "[DONE]" not in response.text
-    assert response.status_code == (200 if stream else 503)
 
 
 async def test_timeout_header(client: httpx.AsyncClient, service: FakeService) -> None:
@@ -416,16 +177,6 @@ async def test_models_status_and_health(client: httpx.AsyncClient, service: Fake
     unready = await client.get("/readyz")
     assert (unready.status_code, unready.headers["retry-after"]) == (503, "1")
     assert (await client.get("/livez")).status_code == 200
-
-
-async def test_unknown_model_path_and_method(client: httpx.AsyncClient) -> None:
-    for response, status in (
-        (await client.post("/v1/completions", json={**COMPLETION, "model": "other"}), 404),
-        (await client.get("/v1/nothing"), 404),
-        (await client.get("/v1/completions"), 405),
-    ):
-        assert response.status_code == status
-        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_official_client(service: FakeService) -> None:

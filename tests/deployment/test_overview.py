@@ -13,10 +13,10 @@ from deployment.overview import NOTHING_AROUND, Around
 from deployment.peers import IngressShare
 from deployment.scaling_board import Note, ScalingBoard
 from orca_core.types import ModelInfo
+from tests.deployment.far_replicas import FarReplicas
 from tests.deployment.ingress_rig import FakePeers, of_tokens, streams_of
 from tests.deployment.plane import Clock, replicas_of, settle
 from tests.deployment.serving_fakes import INFO, ByteTokenizer
-from tests.deployment.stepping import FarReplicas
 
 CONFIG = AppConfig.parse({"model": {"id": "our-name"}, "ingress": {"replicas": 3}})
 

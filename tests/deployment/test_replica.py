@@ -1,51 +1,21 @@
-"""A replica over an engine that computes when told."""
+"""A replica over an engine that computes when told: requests from submission to their end."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-from collections.abc import AsyncGenerator
 
 import pytest
 
-from deployment.parcels import Accepted, Failed, LineDepth, Parcel, Pinned, Rejected, Submission, unpack
-from deployment.replica import LEASE_S, LINE_FRESH_S, Replica
-from deployment.served_replica import share_of_node, use_threads
-from orca_core.errors import EngineDeadError, InvalidRequestError, RequestCancelledError
-from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Health, Load
-from tests.deployment.plane import Clock, settle
+from deployment.parcels import Accepted, Failed, Rejected, Submission, unpack
+from deployment.replica import Replica
+from orca_core.errors import InvalidRequestError, RequestCancelledError
+from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, Load
+from tests.deployment.plane import settle
+from tests.deployment.replica_rig import HERE, Bench, a_request, bench
 from tests.deployment.stepping import SteppingEngine, answer_of
 
-HERE = Pinned("a")
-
-
-def a_request(request_id: str = "r1", max_new_tokens: int = 3) -> GenerationRequest:
-    return GenerationRequest(request_id, (1, 2), max_new_tokens, 0)
-
-
-class Bench:
-    """A replica and one ingress's stream from it."""
-
-    def __init__(self, n_slots: int = 128, heartbeat_s: float = 3600.0) -> None:
-        self.engine = SteppingEngine(n_slots)
-        self.clock = Clock(0.0)
-        self.replica = Replica(self.engine, "a", lambda: 12.0, heartbeat_s=heartbeat_s, monotonic=self.clock)
-
-    async def attach(self, ingress: str = "i", link: str = "link") -> AsyncGenerator[Parcel, None]:
-        parcels = self.replica.attach(HERE, ingress, link)
-        await anext(parcels)
-        return parcels
-
-    async def submit(self, request: GenerationRequest, link: str = "link", client: str = "mine") -> Accepted | Rejected:
-        answer = self.replica.submit(request, link, client)
-        assert pickle.loads(pickle.dumps(answer)) == answer
-        return answer
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
+__all__ = ["bench"]
 
 
 async def test_an_accepted_request_speaks_over_the_link(bench: Bench) -> None:
@@ -208,123 +178,7 @@ async def test_cancel_reaches_every_request_of_a_client_id(bench: Bench) -> None
     await parcels.aclose()
 
 
-async def test_every_ingress_hears_that_slots_are_free(bench: Bench) -> None:
-    busy, idle = await bench.attach(), await bench.attach("other", "o")
-    await bench.submit(a_request("r1", 1))
-    await settle()
-    waiting = asyncio.create_task(anext(idle))  # type: ignore[arg-type]
-    bench.engine.step()
-    await anext(busy)
-    parcel = await waiting
-    assert (parcel.words, parcel.standing.load.headroom) == ((), 128)
-    for parcels in (busy, idle):
-        await parcels.aclose()
-
-
-async def test_an_ingress_that_shows_no_life_is_given_up() -> None:
-    bench = Bench(heartbeat_s=1.0)
-    silent, lives = await bench.attach(), await bench.attach("other", "o")
-    await bench.submit(a_request("r1"))
-    await bench.submit(a_request("r2"), link="o")
-    bench.clock.now += LEASE_S
-    await bench.replica.report("other")
-    bench.replica._beat_now()
-    assert list(bench.engine.running) == ["r1", "r2"]
-    bench.clock.now += 1.0
-    bench.replica._beat_now()
-    assert list(bench.engine.running) == ["r2"]
-    with pytest.raises(StopAsyncIteration):
-        await anext(silent)
-    await lives.aclose()
-    slow = Bench(heartbeat_s=10.0)
-    parcels = await slow.attach()
-    slow.clock.now += 2 * LEASE_S
-    slow.replica._beat_now()
-    await slow.submit(a_request())
-    assert slow.engine.running  # it is not asked any more often than that
-    await parcels.aclose()
-
-
-async def test_a_heartbeat_goes_out_when_there_is_no_news(bench: Bench) -> None:
-    parcels = await bench.attach()
-    waiting = asyncio.create_task(anext(parcels))  # type: ignore[arg-type]
-    await settle()
-    assert not waiting.done()
-    bench.clock.now += 0.5
-    bench.engine.well = Health(False, "no iteration has ended for 60 s")
-    bench.replica._beat_now()
-    assert (await waiting).standing == (Load(n_slots=128), 0.5, 0, False)
-    await parcels.aclose()
-
-
-async def test_reports(bench: Bench) -> None:
-    parcels = await bench.attach()
-    await bench.submit(a_request())
-    report = await bench.replica.report()
-    load = Load(n_slots=128, reserved_slots=5, used_slots=2, running=1)
-    assert (report.replica, report.info, report.load) == ("a", bench.engine.info(), load)
-    assert (report.taken_at, report.well) == (12.0, True)
-    assert pickle.loads(pickle.dumps(report)) == report
-    await parcels.aclose()
-
-
-async def test_the_autoscaler_hears_of_load_and_lines(bench: Bench) -> None:
-    now = [100.0]
-    replica = Replica(bench.engine, "a", lambda: now[0])
-    await replica.report("ingress-1", LineDepth(300, 3))
-    await replica.report("ingress-2", LineDepth(40, 1))
-    await replica.report("ingress-1", LineDepth(200, 2))
-    bench.engine.submit(a_request())
-    stats = await replica.record_autoscaling_stats()
-    assert stats["orca_reserved_slots"] == 5
-    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (240, 3)
-    now[0] += LINE_FRESH_S + 0.1
-    await replica.report("ingress-2", LineDepth(0, 0))
-    stats = await replica.record_autoscaling_stats()
-    assert (stats["orca_line_slots"], stats["orca_line_requests"]) == (0, 0), "an ingress that died leaves no queue"
-
-
-async def test_health_is_the_engines() -> None:
-    engine = SteppingEngine()
-    replica = Replica(engine, "a")
-    await replica.check_health()
-    engine.well = Health(False, "no iteration has ended for 60 s")
-    with pytest.raises(EngineDeadError, match="no iteration"):
-        await replica.check_health()
-
-
 def test_close_ends_the_engine() -> None:
     engine = SteppingEngine()
     Replica(engine, "a").close()
     assert engine.ended
-
-
-def test_thread_pools_are_limited_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv("MKL_NUM_THREADS", "8")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
-    use_threads(None)
-    assert os.environ["OMP_NUM_THREADS"] == "8"
-    use_threads(1)
-    assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"
-
-
-@pytest.mark.parametrize(
-    ("mine", "there", "share"), [(1.0, 4.0, 0.25), (8.0, 4.0, 1.0), (0.0, 4.0, 1.0), (1.0, 0.0, 1.0)]
-)
-def test_a_replica_counts_on_its_cpus_part_of_the_ram(
-    monkeypatch: pytest.MonkeyPatch, mine: float, there: float, share: float
-) -> None:
-    import ray
-
-    class Context:
-        def get_assigned_resources(self) -> dict[str, float]:
-            return {"CPU": mine} if mine else {}
-
-        def get_node_id(self) -> str:
-            return "here"
-
-    nodes = [{"NodeID": "other", "Resources": {"CPU": 99.0}}, {"NodeID": "here", "Resources": {"CPU": there}}]
-    monkeypatch.setattr(ray, "get_runtime_context", Context)
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    assert share_of_node() == share

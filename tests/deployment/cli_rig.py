@@ -1,0 +1,37 @@
+"""The command line run in this process, beside a server of fixed answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from deployment.cli.main import main
+from tests.deployment.grpc_server import FakeIngress, serving
+
+
+@pytest.fixture
+def service() -> FakeIngress:
+    return FakeIngress()
+
+
+@pytest.fixture
+def address(service: FakeIngress) -> Iterator[str]:
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """``up`` sets variables for Ray; another test's Ray must not see them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
