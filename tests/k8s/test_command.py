@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from k8s_check.__main__ import main
-from k8s_check.outside import PROMTOOL_VARIABLE
+from k8s_check.outside import LINTER_VARIABLE, PROMTOOL_VARIABLE
 from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT
 
 
@@ -78,3 +78,13 @@ def test_a_missing_tool_is_an_error_where_it_is_strict(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert main(["--strict"]) == 1
     assert "missing: all manifests: no kubectl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variable", [KUBECTL_VARIABLE, PROMTOOL_VARIABLE, LINTER_VARIABLE])
+def test_a_tool_that_is_named_and_not_there_is_one_line(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "/nowhere/tool")
+    assert main() == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"k8s-check: {variable}=/nowhere/tool: there is no such")

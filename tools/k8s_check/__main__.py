@@ -14,7 +14,14 @@ from pathlib import Path
 from k8s_check.checking import check_text
 from k8s_check.examples import example_images
 from k8s_check.facts import Facts, read_facts
-from k8s_check.outside import MissingToolError, alert_problems, core_problems, linter_problems, rule_problems
+from k8s_check.outside import (
+    MissingToolError,
+    alert_problems,
+    core_problems,
+    linter_problems,
+    rule_problems,
+    wrong_tools,
+)
 from k8s_check.render import (
     KUBECTL_VARIABLE,
     ROOT,
@@ -28,8 +35,11 @@ from k8s_check.render import (
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """0: nothing wrong, or nothing to check with. 1: something is, or with ``--strict`` a tool is missing."""
+    """0: nothing wrong, or nothing to check with. 1: something is, or a tool is missing that was named or is needed."""
     given = _arguments(arguments)
+    if wrong := wrong_tools():
+        print(*(f"k8s-check: {said}" for said in wrong), sep="\n")
+        return 1
     skipped: dict[str, None] = {}  # in the order they were met, each once
     problems, looked_at = 0, 0
     for name, lines in _all(given, skipped):
