@@ -99,6 +99,9 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "toleration": ("gpu", put(f"{POD}.tolerations", [{"operator": "Exists"}])),
     "ConfigMap made elsewhere": ("cpu", add(f"{POD}.volumes", {"name": "ca", "configMap": {"name": "company-ca"}})),
     "sidecar": ("cpu", add(f"{POD}.containers", SIDECAR)),
+    "grace that the cluster autoscaler does not end": (
+        "cpu", both(put(f"{POD}.terminationGracePeriodSeconds", 3600), put(f"{WORKERS}.template.metadata.annotations",
+                    {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}))),
     "own image": ("cpu", pulled_from("registry.example.net/team/serving:2026-11")),
     "digest": ("cpu", pulled_from(f"registry.example.net/orca-serve@sha256:{'0' * 64}")),
     "no requests": ("gpu", put(f"{RAY}.resources", {"limits": {"cpu": "6", "memory": "32Gi", "nvidia.com/gpu": 1}})),

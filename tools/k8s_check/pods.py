@@ -14,6 +14,7 @@ from k8s_check.pod_shapes import PodSpec
 from k8s_check.ray_shapes import Group, RayService
 from k8s_check.shapes import Container, ContainerSecurity
 
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _USER: Final = (1000, 100)
 """Of the image."""
 _SECRET: Final = re.compile(
@@ -119,8 +120,8 @@ def security(service: RayService, _: Facts) -> Iterator[str]:
 
 def leaving(service: RayService, _: Facts) -> Iterator[str]:
     """How a pod goes. Probes are the operator's: our own would replace them."""
-    if service.head.template.metadata.annotations.get("cluster-autoscaler.kubernetes.io/safe-to-evict") != "false":
-        yield 'head: needs the annotation cluster-autoscaler.kubernetes.io/safe-to-evict: "false"'
+    if service.head.template.metadata.annotations.get(SAFE_TO_EVICT) != "false":
+        yield f'head: needs the annotation {SAFE_TO_EVICT}: "false"'
     for group, spec in service.groups():
         container = spec.container
         if container.liveness_probe or container.readiness_probe or container.startup_probe:
