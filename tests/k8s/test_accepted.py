@@ -92,6 +92,10 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "fieldRef": ("cpu", add(f"{RAY}.env", POD_NAME)),
     "csi": ("gpu", add(f"{POD}.volumes", {"name": "b", "csi": {"driver": "gcsfuse.csi.storage.gke.io"}})),
     "dnsConfig": ("cpu", put(f"{HEAD_POD}.dnsConfig", {"options": [{"name": "ndots", "value": "1"}]})),
+    "initializing time-out": (
+        "cpu", put("metadata.annotations", {"ray.io/initializing-timeout": "1h30m"})),
+    "initializing time-out in seconds": (
+        "cpu", put("metadata.annotations", {"ray.io/initializing-timeout": "3600"})),
     "headService": ("cpu", put(f"{HEAD}.headService", {"metadata": {"annotations": {"a": "b"}}, "spec": {}})),
     "Redis user": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisUsername", {"value": "ray"})),
     "Redis elsewhere": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "rediss://r.example.net:6380")),

@@ -31,6 +31,7 @@ from tests.k8s.breaking import (
 )  # fmt: skip
 from tests.k8s.broken_beside import BESIDE, REDIS_AND_MODELS
 from tests.k8s.broken_pods import PODS, SERVE
+from tests.k8s.broken_rayservice import REFUSED_BY_THE_OPERATOR
 
 # name of the case: (overlay, change, what must be said)
 REFUSED_BY_THE_API_SERVER: dict[str, Case] = {
@@ -222,7 +223,15 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
     "two namespaces": (
         "cpu", put("metadata.namespace", "other", "PodDisruptionBudget"), "several namespaces: orca, other"),
 }  # fmt: skip
-CASES = REFUSED_BY_THE_API_SERVER | TAKEN_AND_FAILING_LATER | PODS | SERVE | BESIDE | REDIS_AND_MODELS
+CASES = (
+    REFUSED_BY_THE_API_SERVER
+    | TAKEN_AND_FAILING_LATER
+    | REFUSED_BY_THE_OPERATOR
+    | PODS
+    | SERVE
+    | BESIDE
+    | REDIS_AND_MODELS
+)
 
 
 @pytest.mark.parametrize("name", CASES)
