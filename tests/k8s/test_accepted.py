@@ -144,6 +144,20 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
                     beside("Service", "serving.knative.dev/v1", {"template": {"spec": {}}}),
                     beside("Job", "batch.volcano.sh/v1alpha1", {"tasks": []}))),
     "a group for ingresses": ("gpu", with_a_group_for_ingresses),
+    "egress to the cluster and DNS": (
+        "gpu", both(put("spec.policyTypes", ["Ingress", "Egress"], "NetworkPolicy"),
+                    put("spec.egress", [{"to": [{"podSelector": {}}]}, {"ports": [{"protocol": "UDP", "port": 53}]}],
+                        "NetworkPolicy"))),
+    "clients of all namespaces": (
+        "gpu", put("spec.ingress.3.from", [{"namespaceSelector": {}}], "NetworkPolicy")),
+    "operator under a name of one's own": (
+        "gpu", put("spec.ingress.1.from.0.podSelector.matchLabels", {"app.kubernetes.io/name": "our-kuberay-operator"},
+                   "NetworkPolicy")),
+    "services and ingress to Serve": (
+        "cpu", both(beside("Service", "v1", {"type": "LoadBalancer", "selector": {"ray.io/node-type": "head"},
+                                             "ports": [{"port": 80, "targetPort": 8000}]}),
+                    beside("Ingress", "networking.k8s.io/v1",
+                           {"defaultBackend": {"service": {"name": "orca-serve-svc", "port": {"number": 8000}}}}))),
     "policies that add up": ("gpu", another(DENY)),
     "policy for the cluster's namespace": (
         "gpu", put("spec.ingress.0.from.0",

@@ -23,7 +23,7 @@ _SPECS: Final[dict[str, type[BaseModel]]] = {
 _GROUPS: Final = {
     "RayService": "ray.io", "Namespace": "", "ConfigMap": "", "PersistentVolumeClaim": "", "Service": "",
     "Job": "batch", "StatefulSet": "apps", "PodDisruptionBudget": "policy", "NetworkPolicy": "networking.k8s.io",
-    "PodMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com",
+    "Ingress": "networking.k8s.io", "PodMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com",
     "Gateway": "gateway.networking.k8s.io", "HTTPRoute": "gateway.networking.k8s.io",
     "GRPCRoute": "gateway.networking.k8s.io",
 }  # fmt: skip

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from k8s_check import model_cache, monitoring, policies, redis, routes
+from k8s_check import exposed, model_cache, monitoring, policies, redis, routes
 from k8s_check.kuberay import is_our_image, tag_of
 from k8s_check.pod_shapes import PodSpec, Volume
 from k8s_check.pods import in_clear
@@ -19,7 +19,9 @@ _ON_PODS: Final = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelec
 
 def check(objects: list[Object], service: RayService) -> Iterator[str]:
     """All of this module's rules over the objects of one overlay."""
-    for rule_of_all in (namespaces, references, admission, policies.network_policies, redis.check, model_cache.check):
+    for rule_of_all in (
+        namespaces, references, admission, exposed.check, policies.network_policies, redis.check, model_cache.check,
+    ):  # fmt: skip
         yield from _carefully(rule_of_all(objects, service))
     yield from monitoring.kinds(objects)
     for each in objects:

@@ -129,6 +129,7 @@ class ServicePort(Shape):
     name: str
     port: Port
     target_port: Port | str | None = None
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     app_protocol: str | None = None
 
 
@@ -138,6 +139,7 @@ class ServiceSpec(Shape):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     cluster_i_p: str | None = Field(default=None, alias="clusterIP")
     ports: list[ServicePort]
+    publish_not_ready_addresses: bool = False
 
 
 class ServeService(Shape):

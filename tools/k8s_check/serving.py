@@ -10,7 +10,7 @@ from deployment.serve_file import ServeFile, parse_serve_text
 from k8s_check import room, serve_rules
 from k8s_check.facts import Facts
 from k8s_check.pods import SAFE_TO_EVICT, sleep_s
-from k8s_check.ray_shapes import Group, RayService, Workers
+from k8s_check.ray_shapes import Group, RayService, ServicePort, Workers
 from orca_core.errors import ConfigError
 
 _LOOPBACK: Final = ("127.", "localhost", "::1")
@@ -79,14 +79,11 @@ def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
         return
     if given.spec.cluster_i_p != "None":
         yield "serveService must be headless (clusterIP: None), or a gRPC client stays with one pod"
+    if given.spec.publish_not_ready_addresses:
+        yield "serveService: publishNotReadyAddresses sends clients to pods that do not serve yet, or no more"
     on_head = {port.name for port in service.head.container.ports}
     for port in given.spec.ports:
-        if port.name != "serve" and not port.name.startswith("serve-"):
-            yield f"serveService: port {port.name!r} is dropped by the operator: it must be serve or serve-*"
-        elif port.name not in on_head:
-            yield f"serveService: port {port.name!r} is dropped by the operator: the head declares none of that name"
-        if port.port != (port.target_port or port.port):
-            yield f"serveService: port {port.name!r}: a headless service cannot map {port.port} to {port.target_port}"
+        yield from (f"serveService: port {port.name!r} {said}" for said in _serve_port(port, on_head))
     numbers = {port.port: port for port in given.spec.ports}
     for number in (file.http_port, file.grpc_port):
         if number not in numbers:
@@ -94,6 +91,17 @@ def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
     grpc = numbers.get(file.grpc_port)
     if grpc is not None and grpc.app_protocol != _H2C:
         yield f"serveService: port {grpc.name!r} needs appProtocol: {_H2C}, by which gateways know HTTP/2"
+
+
+def _serve_port(port: ServicePort, on_head: set[str]) -> Iterator[str]:
+    if port.name != "serve" and not port.name.startswith("serve-"):
+        yield "is dropped by the operator: it must be serve or serve-*"
+    elif port.name not in on_head:
+        yield "is dropped by the operator: the head declares none of that name"
+    if port.protocol != "TCP":
+        yield f"must be TCP, not {port.protocol}"
+    if port.port != (port.target_port or port.port):
+        yield f"cannot be mapped from {port.port} to {port.target_port}: the service is headless"
 
 
 def leaving(service: RayService, file: ServeFile) -> Iterator[str]:
