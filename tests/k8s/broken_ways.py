@@ -1,10 +1,10 @@
-"""Broken on purpose: who reaches what. Doors to the head, services, network policies."""
+"""Broken on purpose: who reaches what. Doors to the head, services, network policies, and Secrets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.k8s.breaking import HEAD, Case, Change, add, both, put
+from tests.k8s.breaking import HEAD, POD, Case, Change, add, both, drop, put
 
 NP = "NetworkPolicy"
 DASHBOARD = [{"port": 80, "targetPort": "dashboard"}]
@@ -61,4 +61,34 @@ WAYS: dict[str, Case] = {
         "gpu", both(put("spec.policyTypes", ["Ingress", "Egress"], NP),
                     put("spec.egress", [{"ports": [{"protocol": "UDP", "port": 53}]}], NP)),
         "head: egress must let the pods of the cluster reach each other"),
+}  # fmt: skip
+
+
+def secret(name: str, *keys: str, namespace: str = "orca") -> Change:
+    made = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace},
+            "stringData": dict.fromkeys(keys, "x")}  # fmt: skip
+    return lambda objects: objects.append(made)
+
+
+KEYS = "volumes.3.secret"  # of a worker
+RENAMED = [{"key": "api-keys", "path": "keys"}]
+
+SECRETS: dict[str, Case] = {
+    "keys of workers from another Secret": (
+        "gpu", put(f"{POD}.{KEYS}.secretName", "orca-api-key"), "from the Secret orca-api-key/api-keys, the head's"),
+    "keys of workers from another key": (
+        "gpu", put(f"{POD}.{KEYS}.items", [{"key": "old", "path": "api-keys"}]), "orca-api-keys/old, the head's"),
+    "keys as a file of another name": ("gpu", put(f"{POD}.{KEYS}.items", RENAMED), "items put no file api-keys there"),
+    "keys that are no Secret": ("gpu", drop(f"{POD}.{KEYS}"), "workers: the API keys must come from a Secret"),
+    "Secret of a generator": (
+        "gpu", secret("orca-api-keys-2f8ghk24hm", "api-keys"), "kustomize calls it orca-api-keys-2f8ghk24hm"),
+    "Secret with another key": (
+        "gpu", secret("orca-api-keys", "keys"), "Secret orca-api-keys has no key api-keys; it has: keys"),
+    "Secret in another namespace": (
+        "gpu", secret("orca-api-keys", "api-keys", namespace="default"),
+        "orca-api-keys is in namespace default, the pods are in orca"),
+    "Secret of Redis with another key": (
+        "gpu+", secret("orca-redis", "pass"), "redisPassword: Secret orca-redis has no key password"),
+    "Secret for the hub with another key": (
+        "gpu", secret("orca-hf", "hf_token"), "env HF_TOKEN: Secret orca-hf has no key token"),
 }  # fmt: skip

@@ -29,6 +29,7 @@ from tests.k8s.breaking import (
     put,
     the,
 )  # fmt: skip
+from tests.k8s.broken_ways import secret
 
 AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
     {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]}]}}}  # fmt: skip
@@ -158,6 +159,12 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
                                              "ports": [{"port": 80, "targetPort": 8000}]}),
                     beside("Ingress", "networking.k8s.io/v1",
                            {"defaultBackend": {"service": {"name": "orca-serve-svc", "port": {"number": 8000}}}}))),
+    "Secrets beside": (
+        "gpu+", both(secret("orca-redis", "password"), secret("orca-api-keys", "api-keys"),
+                     beside("SealedSecret", "bitnami.com/v1alpha1", {"encryptedData": {}}, "db"))),
+    "keys under another name in the Secret": (
+        "gpu", both(*(put(f"{pod}.secret.items", [{"key": "production", "path": "api-keys"}])
+                      for pod in (f"{HEAD_POD}.volumes.1", f"{POD}.volumes.3")))),
     "policies that add up": ("gpu", another(DENY)),
     "policy for the cluster's namespace": (
         "gpu", put("spec.ingress.0.from.0",

@@ -9,10 +9,18 @@ from pydantic import Field
 from k8s_check.shapes import Container, Labels, Metadata, Quantity, Shape
 
 
+class KeyToPath(Shape):
+    """A key, and the file that it becomes."""
+
+    key: str
+    path: str
+
+
 class SecretVolume(Shape):
     """Files from a Secret."""
 
     secret_name: str
+    items: list[KeyToPath] = Field(default=[])
     default_mode: int = 0o644
     optional: bool = False
 

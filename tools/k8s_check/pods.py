@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Final
 
-from deployment.config_sections import API_KEYS_ENVIRONMENT
 from k8s_check.facts import NEEDED, SERVE_ENVIRONMENT, SHARED_PREFIXES, Facts
 from k8s_check.kuberay import Rule, is_our_image
 from k8s_check.pod_shapes import PodSpec
@@ -56,22 +54,6 @@ def environment(service: RayService, _: Facts) -> Iterator[str]:
             if head.get(variable) != own.get(variable):
                 here, there = own.get(variable), head.get(variable)
                 yield f"{group}: env {variable} must be the same as on the head: {here} / {there}"
-
-
-def keys(service: RayService, _: Facts) -> Iterator[str]:
-    """A file of API keys comes from a Secret, mounted as a folder so that changes arrive."""
-    for group, spec in service.groups():
-        path = spec.container.value(API_KEYS_ENVIRONMENT)
-        if path is None:
-            continue
-        folder = str(PurePosixPath(path).parent)
-        mount = next((each for each in spec.container.volume_mounts if each.mount_path in (folder, path)), None)
-        if mount is None:
-            yield f"{group}: {API_KEYS_ENVIRONMENT} names {path}, but nothing is mounted at {folder}"
-        elif mount.sub_path is not None:
-            yield f"{group}: the API keys must not be mounted by subPath: a changed Secret would never arrive"
-        elif not any(volume.name == mount.name and volume.secret for volume in spec.template.spec.volumes):
-            yield f"{group}: the API keys must come from a Secret"
 
 
 def secrets(service: RayService, _: Facts) -> Iterator[str]:
@@ -169,5 +151,5 @@ def _twice(all_names: list[str]) -> list[str]:
     return sorted({each for each in all_names if all_names.count(each) > 1})
 
 
-RULES: Final[tuple[Rule, ...]] = (names, environment, keys, secrets, security, leaving)
+RULES: Final[tuple[Rule, ...]] = (names, environment, secrets, security, leaving)
 """Each says what is wrong; nothing where all is well."""
