@@ -1,8 +1,8 @@
-"""Broken on purpose: what KubeRay refuses though the CRD takes it."""
+"""Broken on purpose: what KubeRay refuses though the CRD takes it, what no pod can be made of, images and claims."""
 
 from __future__ import annotations
 
-from tests.k8s.breaking import CLUSTER, HEAD, HEAD_RAY, INCREMENTAL, WORKERS, Case, env, put
+from tests.k8s.breaking import CLUSTER, HEAD, HEAD_RAY, INCREMENTAL, POD, RAY, WORKERS, Case, both, env, put
 
 OPTIONS = {"gatewayClassName": "x", "stepSizePercent": 10, "intervalSeconds": 5}
 
@@ -50,4 +50,34 @@ REFUSED_BY_THE_OPERATOR: dict[str, Case] = {
         "cpu", put("spec.upgradeStrategy", upgrade(intervalSeconds=0)), "intervalSeconds 0 must be above 0"),
     "incremental upgrade: no gateway": (
         "cpu", put("spec.upgradeStrategy", upgrade(gatewayClassName="")), "gatewayClassName is missing"),
+}  # fmt: skip
+
+HAPROXY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
+NO_POD: dict[str, Case] = {
+    "effect of a toleration": (
+        "gpu", put(f"{POD}.tolerations.0.effect", "NoShedule"), "tolerations.0.effect: must be '', 'NoSchedule'"),
+    "operator of a toleration": (
+        "gpu", put(f"{POD}.tolerations.0.operator", "exists"), "tolerations.0.operator: must be '', 'Equal'"),
+    "spread that is none": (
+        "cpu", put(f"{POD}.topologySpreadConstraints.0.whenUnsatisfiable", "DoNotSchdule"),
+        "whenUnsatisfiable: must be 'DoNotSchedule' or 'ScheduleAnyway'"),
+    "size of a claim": (
+        "gpu", put("spec.resources.requests.storage", "100GB", "PersistentVolumeClaim"),
+        "PersistentVolumeClaim/orca-models: resources.requests.storage"),
+    "size of Redis' claim": (
+        "gpu+", put("spec.volumeClaimTemplates.0.spec.resources.requests.storage", "2GB", "StatefulSet/orca-redis"),
+        "volumeClaimTemplates.0.spec.resources.requests.storage"),
+    "HAProxy that the image does not have": (
+        "cpu", both(env(RAY, HAPROXY, "/usr/bin/orca-haproxy"), env(HEAD_RAY, HAPROXY, "/usr/bin/orca-haproxy")),
+        "is /usr/bin/orca-haproxy, the image has /usr/local/bin/orca-haproxy"),
+    "two versions of one's own image": (
+        "cpu", both(put(f"{HEAD_RAY}.image", "team/serving:1"), put(f"{RAY}.image", "team/serving:2")),
+        "workers: image 'team/serving:2' must have the tag of the head's, 'team/serving:1'"),
+    "two versions of ours": (
+        "cpu", both(put(f"{HEAD_RAY}.image", "r/orca-serve:a"), put(f"{RAY}.image", "r:5000/orca-serve-cuda:b")),
+        "workers: image 'r:5000/orca-serve-cuda:b' must have the tag of the head's"),
+    "Redis of another namespace": (
+        "gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "orca-redis.default.svc:6379"),
+        "the Service orca-redis that is here is in namespace orca"),
 }  # fmt: skip

@@ -100,6 +100,14 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "headService": ("cpu", put(f"{HEAD}.headService", {"metadata": {"annotations": {"a": "b"}}, "spec": {}})),
     "Redis user": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisUsername", {"value": "ray"})),
     "Redis elsewhere": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "rediss://r.example.net:6380")),
+    "Redis of a like name elsewhere": (
+        "gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "orca-redis.example.net:6379")),
+    "Redis by its whole name": (
+        "gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "orca-redis.orca.svc.cluster.local:6379")),
+    "images of CPUs and CUDA": ("cpu", put(f"{HEAD_RAY}.image", "r.example.net:5000/orca-serve-cuda:0.1.0-ray2.60.0")),
+    "HAProxy of an image of one's own": (
+        "cpu", both(pulled_from("r.example.net/serving:1"), *(env(each, "RAY_SERVE_HAPROXY_BINARY_PATH", "/opt/haproxy")
+                                                              for each in (HEAD_RAY, RAY)))),
     "priority of a group": ("cpu", put(f"{WORKERS}.priority", 5)),
     "toleration": ("gpu", put(f"{POD}.tolerations", [{"operator": "Exists"}])),
     "ConfigMap made elsewhere": ("cpu", add(f"{POD}.volumes", {"name": "ca", "configMap": {"name": "company-ca"}})),

@@ -31,7 +31,7 @@ from tests.k8s.breaking import (
 )  # fmt: skip
 from tests.k8s.broken_beside import BESIDE, REDIS_AND_MODELS
 from tests.k8s.broken_pods import PODS, SERVE
-from tests.k8s.broken_rayservice import REFUSED_BY_THE_OPERATOR
+from tests.k8s.broken_rayservice import NO_POD, REFUSED_BY_THE_OPERATOR
 from tests.k8s.broken_ways import SECRETS, WAYS
 
 # name of the case: (overlay, change, what must be said)
@@ -226,7 +226,7 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
 }  # fmt: skip
 CASES = {
     **REFUSED_BY_THE_API_SERVER, **TAKEN_AND_FAILING_LATER, **REFUSED_BY_THE_OPERATOR, **PODS, **SERVE, **WAYS,
-    **SECRETS, **BESIDE, **REDIS_AND_MODELS,
+    **NO_POD, **SECRETS, **BESIDE, **REDIS_AND_MODELS,
 }  # fmt: skip
 
 

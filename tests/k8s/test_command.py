@@ -64,6 +64,33 @@ def test_a_component_brings_its_image_under_its_first_name(
     assert "Job/orca-model-download: image 'orca-serve:0.1.0' must be the service's own" in said
 
 
+REMOVES = "{$patch: delete, apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: orca-workers}}"
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "said"),
+    [
+        (
+            "{kind: RayService, name: orka}",
+            "[]",
+            "no object is RayService/orka: kustomize changes nothing; did you mean orca",
+        ),
+        ("{kind: Rayservice}", "[]", "no object is Rayservice: kustomize changes nothing; did you mean RayService?"),
+        ("{kind: RayService, name: or.*}", "[]", ""),
+        ("{labelSelector: a=b}", "[]", ""),
+        ("{kind: PodDisruptionBudget}", REMOVES, ""),
+    ],
+)
+def test_a_patch_for_nobody(
+    kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, patch: str, said: str
+) -> None:
+    folder = own_kustomization(tmp_path, "{name: registry.example.com/orca-serve, newName: r.example.net/orca-serve}")
+    with (folder / "kustomization.yaml").open("a") as file:
+        file.write(f"patches:\n  - target: {target}\n    patch: |\n      {patch}\n")
+    assert main([str(folder)]) == (1 if said else 0)
+    assert said in capsys.readouterr().out
+
+
 def test_a_folder_that_is_not_there(kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere")]) == 1
     assert "nowhere: not ok" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from k8s_check.outside import (
     rule_problems,
     wrong_tools,
 )
+from k8s_check.patches import unmatched
 from k8s_check.render import (
     KUBECTL_VARIABLE,
     ROOT,
@@ -71,7 +72,7 @@ def _all(given: argparse.Namespace, skipped: dict[str, None]) -> Iterator[tuple[
     else:
         facts = read_facts(ROOT)
         for folder in given.folders:
-            yield str(folder), _check(partial(render, kubectl, folder), facts, skipped, own=True)
+            yield str(folder), _check(partial(render, kubectl, folder), facts, skipped, own=folder)
         for folder in overlays() if shipped else []:
             name = str(folder.relative_to(ROOT))
             yield name, _check(partial(render, kubectl, folder), facts, skipped)
@@ -84,15 +85,15 @@ def _all(given: argparse.Namespace, skipped: dict[str, None]) -> Iterator[tuple[
         yield "tests of the alert rules", alerts
 
 
-def _check(make: Callable[[], str], facts: Facts, skipped: dict[str, None], *, own: bool = False) -> list[str]:
+def _check(make: Callable[[], str], facts: Facts, skipped: dict[str, None], *, own: Path | None = None) -> list[str]:
     try:
         text = make()
         objects = parse(text)
     except RenderError as error:
         return [str(error)]
     lines = check_text(text, facts)
-    if own:
-        lines += example_images(objects)
+    if own is not None:
+        lines += [*example_images(objects), *unmatched(own, objects)]
     for tool in (core_problems, linter_problems, rule_problems):
         lines += _optional(partial(tool, objects), skipped) or []
     return lines

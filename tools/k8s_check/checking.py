@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from k8s_check import credentials, fields, kuberay, objects, pods, refusals, serving, sizes
 from k8s_check.facts import Facts
-from k8s_check.pod_shapes import Budget, JobSpec, StatefulSetSpec
+from k8s_check.pod_shapes import Budget, ClaimSpec, JobSpec, StatefulSetSpec
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object, RenderError, parse
 
@@ -17,6 +17,7 @@ _SPECS: Final[dict[str, type[BaseModel]]] = {
     "PodDisruptionBudget": Budget,
     "Job": JobSpec,
     "StatefulSet": StatefulSetSpec,
+    "PersistentVolumeClaim": ClaimSpec,
 }
 
 

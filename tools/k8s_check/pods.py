@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from deployment.haproxy import BINARY_VARIABLE
 from k8s_check.facts import NEEDED, SERVE_ENVIRONMENT, SHARED_PREFIXES, Facts
 from k8s_check.kuberay import Rule, is_our_image
 from k8s_check.pod_shapes import PodSpec
@@ -15,6 +16,8 @@ from k8s_check.shapes import Container, ContainerSecurity
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _USER: Final = (1000, 100)
 """Of the image."""
+_HAPROXY: Final = "/usr/local/bin/orca-haproxy"
+"""In the image."""
 _SECRET: Final = re.compile(
     r"(^|_)(PASSWORD|SECRET|SECRET_ACCESS_KEY|API_KEY|REDISCLI_AUTH|(ACCESS|API|AUTH|BEARER|GITHUB|HF|HUB|SECRET)_TOKEN)$"
 )
@@ -44,7 +47,11 @@ def environment(service: RayService, _: Facts) -> Iterator[str]:
     """Serve's parts on head and workers read the same variables, and must read the same."""
     shared = {group: _shared(spec.container) for group, spec in service.groups()}
     head = shared["head"]
-    for group, own in shared.items():
+    for group, spec in service.groups():
+        own = shared[group]
+        path = own.get(BINARY_VARIABLE, _HAPROXY)
+        if is_our_image(spec.container.image) and path != _HAPROXY:
+            yield f"{group}: env {BINARY_VARIABLE} is {path}, the image has {_HAPROXY}"
         for variable in NEEDED:
             if variable not in own:
                 yield f"{group}: env {variable} is missing"
