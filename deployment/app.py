@@ -21,7 +21,7 @@ UNLIMITED: Final = 100_000
 """Ongoing requests Serve allows an actor: so many that slots are the limit, not Serve."""
 
 HEALTH_CHECK_PERIOD_S: Final = 5.0
-HEALTH_CHECK_TIMEOUT_S: Final = 30.0
+HEALTH_CHECK_TIMEOUT_S: Final = 15.0
 SCALING_REPORTS: Final = 4.0
 """The autoscaler believes the last report of a replica for that many intervals, and Serve keeps it as long."""
 SCALING_PATIENCE_S: Final = 4.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -115,7 +115,9 @@ def _rebuild(info: error_details_pb2.ErrorInfo, delay_s: float | None) -> OrcaEr
     kind = next((k for k in _subclasses(OrcaError) if k.code == info.reason.lower()), None)
     if kind is None:
         return None
-    converters = {"int": int, "float": float, "str": str}
+    converters: dict[str, Callable[[str], object]] = {
+        "int": int, "float": float, "str": str, "float | None": lambda text: None if text == "None" else float(text),
+    }  # fmt: skip
     try:
         arguments = {
             name: converters[annotation](info.metadata[name])

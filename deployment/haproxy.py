@@ -50,6 +50,10 @@ close is answered with nothing at all. Another ingress may have it then: a gener
 RESTART: Final = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1"}
 """Serve starts HAProxy anew after three checks in a row that found none, with its 10 s half a minute later."""
 
+UNWELL: Final = {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}
+"""Not HAProxy's. An actor that fails its health checks hangs, and what was on it has gone on elsewhere. Serve's own
+choice is to ask it to exit and to wait out the drain time, with the CPUs or the GPU that the next one needs."""
+
 _N_INGRESS_PORTS: Final = 32  # ingress actors of one node, old and new ones of an update
 _RANGE_ENDS: Final = (20_000, 32_000)  # below what Linux gives to outgoing connections
 _TRIES: Final = 50
@@ -115,6 +119,7 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         **CALL_LIMITS,
         **RETRY_ON,
         **RESTART,
+        **UNWELL,
         OWNED_VARIABLE: "1",
         # an ingress takes the first free port of these; gRPC listens with SO_REUSEPORT, which calls a port free that
         # another Serve's ingress has, and the kernel would then share our clients out between the two

@@ -203,7 +203,7 @@ class Ingress(GrpcMethods):
         """See ``Service.ready``."""
         heard = await self._hear(REPORTS_FRESH_S)
         may_wait = self._model is not None and self._dispatcher.waker.may_wait
-        return not self._draining and (bool(heard.reports) or may_wait)
+        return not self._draining and (any(report.well for report in heard.reports) or may_wait)
 
     # ---- one request
 

@@ -16,9 +16,10 @@ from typing import Any, Final, NoReturn
 
 from deployment.config_sections import LimitsSection
 from deployment.openai_fields import boolean, integer, number, refuse_unsupported, text_value, token_id_list
-from deployment.serving import ROLES, ChatMessage, GenerationCall
+from deployment.serving import ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError
 from orca_core.params import MAX_SEED, SAMPLING_RANGES, SamplingParams
+from orca_core.types import ROLES
 
 FIELD_NAMES: Final[Mapping[str, str]] = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """Our name of a field -> its name at this face."""

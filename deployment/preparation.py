@@ -9,8 +9,9 @@ from threading import BoundedSemaphore
 from typing import Any, Final, Protocol
 
 from deployment.config import AppConfig
-from deployment.serving import ROLES, ChatMessage, GenerationCall
+from deployment.serving import ChatMessage, GenerationCall
 from orca_core.errors import InvalidRequestError, NotFoundError, OverloadedError, PayloadTooLargeError
+from orca_core.types import ROLES
 
 MAX_CLIENT_ID_CHARACTERS: Final = 256
 

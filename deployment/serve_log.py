@@ -9,6 +9,7 @@ from typing import Final
 
 _LOGGER: Final = "ray.serve"
 _OURS: Final = ("deployment", "orca_core")
+_HOUSEKEEPING: Final = tuple(f"CALL {method} OK " for method in ("report", "drop", "pace"))
 _LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 
 
@@ -25,11 +26,31 @@ class WithoutDepartures(logging.Filter):
         return kind is None or not issubclass(kind, _LEFT)
 
 
+class WithoutHousekeeping(logging.Filter):
+    """Passes all but Serve's lines on calls by which ingresses and replicas keep up with each other, if they went well.
+
+    Each ingress asks each replica twice a second, for ever; what fails there is still logged.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is logged."""
+        return not (hasattr(record, "serve_access_log") and record.getMessage().startswith(_HOUSEKEEPING))
+
+
 def leave_out_departures() -> None:
     """For all that Serve logs in this process. A second time changes nothing."""
+    _filter_once(WithoutDepartures)
+
+
+def leave_out_housekeeping() -> None:
+    """For all that Serve logs in this process. A second time changes nothing."""
+    _filter_once(WithoutHousekeeping)
+
+
+def _filter_once(kind: type[logging.Filter]) -> None:
     logger = logging.getLogger(_LOGGER)
-    if not any(isinstance(known, WithoutDepartures) for known in logger.filters):
-        logger.addFilter(WithoutDepartures())
+    if not any(isinstance(known, kind) for known in logger.filters):
+        logger.addFilter(kind())
 
 
 class ToServe(logging.Handler):

@@ -9,7 +9,7 @@ from typing import Any
 from deployment.garbage import spare_what_is_loaded
 from deployment.metrics import RayRegistry, ReplicaMetrics
 from deployment.replica import Replica, ReplicaEngine
-from deployment.serve_log import join_serve_log
+from deployment.serve_log import join_serve_log, leave_out_housekeeping
 from orca_core.config import EngineConfig
 
 
@@ -21,6 +21,7 @@ class ServedReplica(Replica):
 
         use_threads(engine_config.threads)
         join_serve_log()
+        leave_out_housekeeping()
         name = serve.get_replica_context().replica_id.unique_id
         metrics = ReplicaMetrics(RayRegistry(), name)
         engine = self.make_engine(replace(engine_config, memory_share=share_of_node()), metrics)

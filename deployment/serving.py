@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from orca_core.types import CancelOutcome, GenerationChunk, Load, ModelInfo, SamplingParams
-
-ROLES: Final[Mapping[str, str]] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-}  # fmt: skip
-"""Roles of a chat message, the same for every face -> what the chat template is told. Templates write a role as it is:
-any other text could spell a control token."""
 
 
 @dataclass(frozen=True, slots=True)

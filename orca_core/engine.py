@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from orca_core.admission import Admission
 from orca_core.channel import Channel
@@ -22,7 +22,7 @@ from orca_core.kv import KVManager
 from orca_core.loader import load_engine_model
 from orca_core.loop import EngineLoop
 from orca_core.params import is_number
-from orca_core.prompts import LONG_TEXT, ChatMessage, Prompt, chat_ids, prompt_ids
+from orca_core.prompts import LONG_TEXT, ChatMessage, Prompt, chat_ids, named_prompt, prompt_ids
 from orca_core.results import collect, pair_up, progress_bar
 from orca_core.scheduler import Scheduler
 from orca_core.types import (
@@ -38,6 +38,9 @@ from orca_core.types import (
 from orca_core.validation import check_request, make_request
 
 logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at whether a loop that is to end hangs."""
 
 
 class Engine:
@@ -113,16 +116,26 @@ class Engine:
     def close(self, drain_timeout_s: float = 0.0) -> None:
         """Refuse new requests, give the open ones ``drain_timeout_s`` seconds, fail the rest. Idempotent.
 
-        Raises ``InvalidRequestError`` where that is no number of at least 0.
+        A loop that hangs (see ``health``) is left behind, and its requests with it.
+        Raises ``InvalidRequestError`` where ``drain_timeout_s`` is no number of at least 0.
         """
         if not is_number(drain_timeout_s) or not drain_timeout_s >= 0:
             raise InvalidRequestError("drain_timeout_s", "must be a number of seconds of at least 0")
         self._closed = True
         self._inbox.close(drain_timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._join(self._thread)
         self._loop = None
         self._model = None
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Until the loop has ended, or is known to hang: nothing in this process can end it then."""
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            stalled_s = self._inbox.stalled_s(self.config.progress_timeout_s)
+            if thread.is_alive() and stalled_s:
+                logger.critical("the engine loop hangs since %.0f s; it is left behind", stalled_s)
+                return
 
     def __enter__(self) -> Self:
         return self.start()
@@ -197,7 +210,10 @@ class Engine:
         One ``SamplingParams`` for all, or one for each. All prompts are checked before any starts. Raises the first
         request's error; the others are cancelled then.
         """
-        requests = [self.make_request(prompt, params) for prompt, params in pair_up(prompts, sampling)]
+        requests = []
+        for index, (prompt, params) in enumerate(pair_up(prompts, sampling)):
+            with named_prompt(index):
+                requests.append(self.make_request(prompt, params))
         with progress_bar(len(requests)) as advance:
             return collect(requests, self.submit_all(requests), advance)
 
@@ -244,6 +260,8 @@ class Engine:
     def _running_model(self) -> LoadedModel:
         model = self._model
         if model is None or self._thread is None:
+            if self._thread is None and not self._closed:
+                raise EngineClosedError("the engine was not started: call start()", None)
             raise EngineClosedError
         return model
 

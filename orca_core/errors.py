@@ -184,11 +184,14 @@ class OverloadedError(OrcaError):
 
 
 class UnavailableError(OrcaError):
-    """No replica can take the request now: none ready, draining, or the stream was lost and cannot be resumed."""
+    """No replica can take the request now: none ready, draining, or the stream was lost and cannot be resumed.
+
+    ``retry_after_s``: seconds after which a retry makes sense; ``None`` = time alone changes nothing.
+    """
 
     code = "unavailable"
 
-    def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, reason: str, retry_after_s: float | None = 1.0) -> None:
         super().__init__(reason, retry_after_s)
         self.reason = reason
         self.retry_after_s = retry_after_s
@@ -255,7 +258,7 @@ class EngineClosedError(UnavailableError):
 
     code = "engine_closed"
 
-    def __init__(self, reason: str = "the engine is not running", retry_after_s: float = 1.0) -> None:
+    def __init__(self, reason: str = "the engine is not running", retry_after_s: float | None = 1.0) -> None:
         super().__init__(reason, retry_after_s)
 
 

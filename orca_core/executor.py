@@ -38,8 +38,11 @@ class Executor(Protocol):
         """Compute all rows of the batch, then choose a token for each request in ``batch.sampling_requests``."""
         ...
 
-    def recover(self, error: Exception) -> None:
-        """Called when ``run_iteration`` failed with ``error``, before the next one: free what it left. Never raises."""
+    def recover(self, error: Exception) -> bool:
+        """Called when ``run_iteration`` failed with ``error``, before the next one: free what it left. Never raises.
+
+        Returns whether the next one can succeed: not where the device is lost.
+        """
         ...
 
 
@@ -105,10 +108,16 @@ class ModelExecutor:
             logger.exception("request %s could not be sampled", request.request_id)
             return SampledToken(0, ok=False)
 
-    def recover(self, error: Exception) -> None:
-        """See ``Executor``. After an out-of-memory error, what the failed iteration held on the device is let go."""
+    def recover(self, error: Exception) -> bool:
+        """See ``Executor``. After an out-of-memory error, what the failed iteration held on the device is let go.
+
+        After an error of the device's own (``torch.AcceleratorError``: an illegal access, a failed assertion, lost
+        hardware) every further call of the process fails with it (CUDA C++ Programming Guide, "Error Checking").
+        """
+        if isinstance(error, torch.AcceleratorError):
+            return False
         if not isinstance(error, torch.OutOfMemoryError):
-            return
+            return True
         traceback.clear_frames(error.__traceback__)  # its frames hold the tensors
         if self.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.device)
@@ -118,6 +127,7 @@ class ModelExecutor:
                 "out of GPU memory in an iteration: %d MiB of %d were free, %d are after letting go of what it used",
                 free >> 20, total >> 20, after >> 20,
             )  # fmt: skip
+        return True
 
     def _logits(self, batch: Batch) -> torch.Tensor | None:
         """Compute all rows; float32 ``[n, vocab]`` for those that sample, ``None`` where none does."""

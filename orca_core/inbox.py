@@ -131,11 +131,21 @@ class Inbox:
         with self._wakeup:
             if self._dead is not None:
                 return Health(False, self._dead.reason)
-            stalled_s = self._clock() - self._progress_at
-            n_open = 0 if self._admission is None else len(self._admission)
-            if n_open and stalled_s > progress_timeout_s:
+            stalled_s = self._stalled_s(progress_timeout_s)
+            if stalled_s:
+                n_open = 0 if self._admission is None else len(self._admission)
                 return Health(False, f"no progress for {stalled_s:.0f} s with {n_open} requests open")
             return Health(True)
+
+    def stalled_s(self, progress_timeout_s: float) -> float:
+        """Seconds for which the loop has hung; 0 = it has not, or it is buried."""
+        with self._wakeup:
+            return 0.0 if self._dead is not None else self._stalled_s(progress_timeout_s)
+
+    def _stalled_s(self, progress_timeout_s: float) -> float:
+        stalled_s = self._clock() - self._progress_at
+        has_work = self._admission is not None and len(self._admission) > 0
+        return stalled_s if has_work and stalled_s > progress_timeout_s else 0.0
 
     # ---- the loop thread's side
 

@@ -217,9 +217,10 @@ class EngineLoop:
         self._outbox.flush()
 
     def _fail_batch(self, requests: Sequence[Request], error: Exception) -> None:
-        """The whole iteration failed: its requests end, their slots return, and the loop goes on unless it repeats."""
+        """Its requests end, their slots return, and the loop goes on, or ``error`` is raised: it is to be given up."""
+        if not self._model.executor.recover(error):
+            raise error
         logger.error("iteration failed, %d requests end with it", len(requests), exc_info=error)
-        self._model.executor.recover(error)
         for request in requests:
             self._kv.distrust(request.request_id)
             self._fail(request, InternalError(request.request_id))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from orca_core.errors import InvalidRequestError
 from orca_core.tokenizer import Tokenizer
+from orca_core.types import ROLES
 
 Prompt = str | Sequence[int] | torch.Tensor | np.ndarray
 """Text, or token ids: a sequence of them, or an array of integers with one dimension."""
@@ -19,6 +21,19 @@ ChatMessage = Mapping[str, str] | tuple[str, str]
 
 LONG_TEXT: Final = 4096
 """Characters from which on tokenising would hold up an event loop: about a millisecond."""
+
+
+@contextmanager
+def named_prompt(index: int) -> Iterator[None]:
+    """What is wrong with one of several prompts is wrong with ``prompts[INDEX]``; with another field of its, a note."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        name = f"prompts[{index}]"
+        if error.field == "prompt":
+            raise InvalidRequestError(name, error.reason) from None
+        error.add_note(f"of {name}")
+        raise
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> Sequence[int]:
@@ -35,11 +50,16 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt) -> Sequence[int]:
 def chat_ids(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
     """Token ids of a chat by the model's own template, ready for the assistant's answer.
 
-    Raises ``InvalidRequestError``: no template, no messages, or one that the template refuses.
+    Raises ``InvalidRequestError``: no template, no messages, another role than those of ``ROLES``, or what the template
+    refuses.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise InvalidRequestError("messages", "must be a list of messages")
-    return tokenizer.encode_chat([_pair(message) for message in messages])
+    pairs = [_pair(message) for message in messages]
+    for index, (role, _) in enumerate(pairs):
+        if role not in ROLES:
+            raise InvalidRequestError(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}")
+    return tokenizer.encode_chat([(ROLES[role], content) for role, content in pairs])
 
 
 def _pair(message: object) -> tuple[str, str]:

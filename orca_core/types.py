@@ -5,14 +5,15 @@ A ``repr`` ends up in logs: what holds any part of a prompt or an answer is left
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from orca_core.params import SAMPLING_RANGES, SamplingParams
 
 __all__ = [
+    "ROLES",
     "SAMPLING_RANGES",
     "CancelOutcome",
     "FinishReason",
@@ -29,6 +30,12 @@ __all__ = [
     "Usage",
     "merge_chunks",
 ]
+
+ROLES: Final[Mapping[str, str]] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant",
+}  # fmt: skip
+"""Roles of a chat message, the same for every face -> what the chat template is told. Templates write a role as it is:
+any other text could spell a control token."""
 
 
 class FinishReason(Enum):

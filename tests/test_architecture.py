@@ -45,7 +45,10 @@ def error_classes() -> list[type[errors.OrcaError]]:
 
 def an_instance(kind: type[errors.OrcaError]) -> errors.OrcaError:
     """An instance with a different, typical value for each argument of the constructor."""
-    values = {"str": "some {} text\nof %s ünïcode", "int": 17, "float": 2.5, "tuple[str, ...]": ("one", "two")}
+    values = {
+        "str": "some {} text\nof %s ünïcode", "int": 17, "float": 2.5, "float | None": 2.5,
+        "tuple[str, ...]": ("one", "two"),
+    }  # fmt: skip
     if kind.__init__ is Exception.__init__:
         return kind()
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]

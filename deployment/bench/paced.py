@@ -63,8 +63,9 @@ class PacedExecutor:
             time.sleep(self._free_at - now)
         self._free_at = max(self._free_at, now) + self._token_s * n_tokens
 
-    def recover(self, error: Exception) -> None:
+    def recover(self, error: Exception) -> bool:
         """See ``Executor``: there is nothing to free."""
+        return True
 
 
 def paced_engine(config: EngineConfig, metrics: ReplicaMetrics, iteration_s: float, token_s: float = 0.0) -> Engine:

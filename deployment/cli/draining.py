@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
 from typing import Any, Final
+
+_log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
 _ANSWER_S: Final = 5.0
@@ -27,3 +32,29 @@ async def close_doors(ingresses: Any, timeout_s: float) -> None:
             await ingresses.broadcast("end_open").results_async(timeout_s=_ANSWER_S)
             return
         await asyncio.sleep(_POLL_S)
+
+
+class Doors:
+    """The ingresses of a service, met while Serve's controller, which knows them, is there: it may not be at the end.
+
+    ``ingresses``: a handle of Serve's, which then belongs to the event loop of a thread of its own.
+    """
+
+    def __init__(self, ingresses: Any) -> None:
+        self._ingresses = ingresses
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="orca-doors", daemon=True).start()
+        try:
+            self._run(self._meet())
+        except Exception as error:  # they will be asked again
+            _log.warning("no ingress has answered yet: %s", error)
+
+    def close(self, timeout_s: float) -> None:
+        """See ``close_doors``. Blocks."""
+        self._run(close_doors(self._ingresses, timeout_s))
+
+    async def _meet(self) -> None:
+        await self._ingresses.broadcast("share").results_async(timeout_s=_ANSWER_S)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()

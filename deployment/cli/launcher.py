@@ -5,13 +5,12 @@ Imports Ray: the environment must be set before this module is imported.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,12 +19,14 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
-from deployment.cli.draining import close_doors
+from deployment.cli.app_state import failure_of, n_running
+from deployment.cli.draining import Doors
 from deployment.cli.notes import silence
 from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
+from deployment.cli.ray_processes import RayProcesses
 from deployment.cli.room import check_gpus, check_memory
-from deployment.cli.stopping import SignalsKept, end_children
+from deployment.cli.stopping import FOLDER_VARIABLE, SignalsKept, end_children
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_document import SERVICERS
@@ -37,8 +38,6 @@ from orca_core.source import resolve_source
 _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
-_REPLICAS: Final = "Replica"
-_FAILED: Final = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY, ApplicationStatus.NOT_STARTED)
 _PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
 
 
@@ -61,6 +60,8 @@ class Launcher:
         self._dashboard = dashboard
         self._temp_dir: str | None = None
         self._deployed = False
+        self._doors: Doors | None = None
+        self._ray: RayProcesses | None = None
         extra = set(file.document["applications"][0]) - _PLAIN_KEYS
         if extra:
             reason = "is not taken by `up`; use `serve deploy`"
@@ -110,16 +111,23 @@ class Launcher:
         self._start_serve()
         self._deploy(progress)
 
-    def drain(self) -> None:
+    def lost(self) -> str | None:
+        """Which part of a Ray of our own has ended, though nobody asked it to: nothing can be mended from then on."""
+        return None if self._ray is None else self._ray.lost()
+
+    def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
         if not self._deployed:
             return
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # it regrets that the loop of the drain has ended
         try:
-            asyncio.run(close_doors(serve.get_app_handle(self._file.app_name), self._file.app.drain.timeout_s))
+            if self._doors is not None:
+                self._doors.close(timeout_s)
         except Exception as error:  # ingresses that do not answer have nothing open that could be saved
             _log.warning("could not drain: %s", error)
         self._deployed = False
+        if self.lost() is not None:
+            return
         try:
             serve.delete(self._file.app_name)
         except Exception as error:  # Serve gives up waiting for actors that take long to end; `stop` ends our own Ray
@@ -146,7 +154,7 @@ class Launcher:
 
     def _end_application(self) -> None:
         with silence(), suppress(Exception):
-            if ray.is_initialized():
+            if ray.is_initialized() and self.lost() is None:
                 if self._address is None:
                     serve.shutdown()  # type: ignore[no-untyped-call]
                 elif self._deployed:
@@ -181,6 +189,7 @@ class Launcher:
         self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
         for name, value in own_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
             os.environ.setdefault(name, value)
+        os.environ[FOLDER_VARIABLE] = self._temp_dir
         try:
             with SignalsKept(), silence():  # from here on a signal would be answered with a stack trace of its own
                 ray.init(
@@ -192,6 +201,7 @@ class Launcher:
                 )
         except Exception as error:
             raise UnavailableError(f"cannot start Ray: {why_not(error)}") from None
+        self._ray = RayProcesses()
 
     def _local_cpus(self) -> int:
         """Ray's count of CPUs: at least what the config asks for; a small machine may run more replicas than cores."""
@@ -239,12 +249,14 @@ class Launcher:
             overview = serve.status().applications.get(self._file.app_name)
             if overview is not None:
                 if overview.status == ApplicationStatus.RUNNING:
-                    return self._wait_for_ports(deadline)
-                cause = _failure(overview)
+                    self._wait_for_ports(deadline)
+                    self._doors = Doors(serve.get_app_handle(self._file.app_name))
+                    return
+                cause = failure_of(overview)
                 if cause is not None:
                     source = self._file.app.model.source
                     raise ModelLoadError(source, cause.removeprefix(f"cannot load model {source!r}: "))
-                ready = _running(overview.deployments)
+                ready = n_running(overview.deployments)
                 progress.say(f"loading model {self.model_id}, {ready}/{wanted} replicas ready")
             if time.monotonic() > deadline:
                 raise UnavailableError("the replicas were not ready within replicas.startup_timeout_s")
@@ -262,26 +274,6 @@ class Launcher:
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
-
-
-def _running(deployments: Mapping[str, Any]) -> int:
-    """Replicas that have loaded their model."""
-    overview = deployments.get(_REPLICAS)
-    return 0 if overview is None else int(overview.replica_states.get("RUNNING", 0))
-
-
-def _failure(overview: Any) -> str | None:
-    """The one line that says why an application cannot start; ``None`` while it may."""
-    messages = [overview.message, *(deployment.message for deployment in overview.deployments.values())]
-    for message in messages:
-        for line in reversed(message.splitlines()):
-            name, _, reason = str(line).strip().partition(": ")
-            if name.startswith("orca_core.errors.") and reason:
-                return reason
-    if overview.status in _FAILED:
-        lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-        return lines[-1] if lines else "the application failed to start"
-    return None
 
 
 def _reachable(host: str) -> str:

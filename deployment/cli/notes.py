@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final, TextIO
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_LOG_LINE: Final = re.compile(r"\[(state-dump|\d{4}-\d\d-\d\d )")
+"""The last lines of a log, which Ray adds to what it says of a process that has ended."""
 
 
 class Notes(io.TextIOBase):
@@ -38,12 +40,15 @@ class Notes(io.TextIOBase):
     def _note(self, line: str) -> None:
         if not line:
             return
+        is_log = _LOG_LINE.match(line) is not None
         short, _, rest = line.partition(". ")
         more = ""
-        if rest and self._log is not None:
+        if (rest or is_log) and self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
                 more = f" (more in {self._log.name})"
+        if is_log:
+            return
         with suppress(OSError, ValueError):  # nobody reads it any more
             self._sink.write(f"{short}{more}\n")
             self._sink.flush()

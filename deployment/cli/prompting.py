@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orca_core.errors import InvalidRequestError, OrcaError
+from orca_core.errors import InvalidRequestError, OrcaError, UnauthenticatedError
 from orca_core.params import DEFAULT_MAX_NEW_TOKENS
 from orca_core.types import FinishReason
 
@@ -44,8 +46,6 @@ def generate(
     timeout: Timeout = None,
 ) -> None:
     """Generate from one prompt; text comes as it is made."""
-    from deployment.client import OrcaClient
-
     text = _stdin() if prompt == "-" else prompt
     if not text:
         raise InvalidRequestError("prompt", "must not be empty")
@@ -59,7 +59,7 @@ def generate(
         "stop": stop or None,
         "ignore_eos": ignore_eos or None,
     }
-    with OrcaClient(address, api_key) as client:
+    with connected(address, api_key) as client:
         ends_line = True
         last: ClientChunk | None = None
         for chunk in client.generate(**source, timeout_s=timeout, **sampling):
@@ -86,22 +86,36 @@ def chat(
     timeout: Timeout = None,
 ) -> None:
     """Talk with the model. Ctrl-C cancels a reply and keeps the session; Ctrl-D ends it."""
-    from deployment.client import OrcaClient
-
     sampling: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,
     }  # fmt: skip
     messages = [] if system is None else [{"role": "system", "content": system}]
-    with OrcaClient(address, api_key) as client:
+    with connected(address, api_key) as client:
         typer.echo(f"{client.model().model_id} at {address}. Ctrl-C cancels a reply, Ctrl-D ends.", err=True)
+        asks = sys.stdin.isatty()
         while True:
             try:
-                line = input("> ").strip()
+                line = input("> " if asks else "").strip()
             except (EOFError, KeyboardInterrupt):
-                typer.echo()
+                if asks:
+                    typer.echo()
                 return
             if line:
                 messages = _turn(client, [*messages, {"role": "user", "content": line}], timeout, sampling)
+
+
+@contextmanager
+def connected(address: str, api_key: str | None) -> Iterator[OrcaClient]:
+    """A client; a refusal for want of a key says how to give one, where none was given."""
+    from deployment.client import OrcaClient
+
+    with OrcaClient(address, api_key) as client:
+        try:
+            yield client
+        except UnauthenticatedError as error:
+            if api_key:
+                raise
+            raise UnauthenticatedError(f"{error}; --api-key KEY or ORCA_API_KEY=KEY gives one") from None
 
 
 def _turn(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
@@ -26,6 +26,10 @@ _HUSHED_S: Final = 1.0
 """The longest it waits for a spinner to stop."""
 _KILLED_S: Final = 3.0
 """How long killed processes may take to be gone."""
+_LOOK_S: Final = 1.0
+"""Between two looks at whether what is served still can be."""
+FOLDER_VARIABLE: Final = "ORCA_SERVE_FOLDER"
+"""In the environment of all that ``up`` starts: the folder it writes to. Whoever outlives its parent is known by it."""
 _CLEAN_LINE: Final = "\r\x1b[2K\x1b[?25h"  # start of the line, erase it, show the cursor: a spinner may be there
 
 
@@ -44,14 +48,22 @@ class StopRequests:
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._line.put(True)
 
-    def wait(self) -> None:
-        """Until one has come."""
-        self._line.get()
+    def wait(self, look: Callable[[], str | None]) -> str | None:
+        """Until one has come; or until ``look``, called once a second, says why there is nothing left to wait for."""
+        while True:
+            with suppress(Empty):
+                self._line.get(timeout=_LOOK_S)
+                return None
+            reason = look()
+            if reason is not None:
+                return reason
 
-    def wait_for(self, call: Callable[[], object]) -> bool:
-        """Until ``call`` is over, or another one has come: False. It then goes on in a thread of its own."""
+    def wait_for(self, call: Callable[[], object], within_s: float) -> bool:
+        """Until ``call`` is over; False: another one has come, or it took too long, and goes on in its own thread."""
         threading.Thread(target=self._run, args=(call,), name="orca-drain", daemon=True).start()
-        return not self._line.get()
+        with suppress(Empty):
+            return not self._line.get(timeout=within_s)
+        return False
 
     def _run(self, call: Callable[[], object]) -> None:
         try:
@@ -151,7 +163,7 @@ def end_children(folder: str | Path | None) -> None:
     import psutil  # which an installation of the client alone lacks
 
     deadline = time.monotonic() + _KILLED_S
-    while (children := _halt_children()) and time.monotonic() < deadline:
+    while (children := _halt_children(folder)) and time.monotonic() < deadline:
         for child in children:
             with suppress(psutil.Error):
                 child.kill()
@@ -160,14 +172,26 @@ def end_children(folder: str | Path | None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _halt_children() -> set[psutil.Process]:
+def _halt_children(folder: str | Path | None) -> set[psutil.Process]:
     """All that stem from this process, halted: one that ran could start another, which would stem from nobody."""
     import psutil
 
     halted: set[psutil.Process] = set()
-    while new := set(psutil.Process().children(recursive=True)) - halted:
+    while new := {*psutil.Process().children(recursive=True), *_of_folder(folder)} - halted:
         for child in new:
             with suppress(psutil.Error):
                 child.suspend()
         halted |= new
-    return halted
+    return {child for child in halted if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
+
+
+def _of_folder(folder: str | Path | None) -> list[psutil.Process]:
+    """The processes that say they belong to it."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter() if folder is not None else ():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(FOLDER_VARIABLE) == str(folder) and process.pid != os.getpid():
+                found.append(process)
+    return found

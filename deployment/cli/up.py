@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from deployment.serve_file import ServeFile
 
 _LOOPBACK = ("127.", "::1", "localhost")
+_PATIENCE_S = 60.0
+"""How much longer than the open streams a drain may take: Serve ends the application then."""
+_ANSWER_S = 10.0
+"""The same where Serve has no say any more."""
+_WITHOUT_RAY_S = 40.0
+"""Ray ends this process about a minute after its control service has ended."""
 
 
 Config = Annotated[str, typer.Argument(help="A Serve config file, or the name of a packaged one.")]
@@ -96,11 +102,12 @@ def run(prepare: Callable[[], Launcher]) -> None:
             signals = StopRequests()  # while the guard still looks: there is no moment without either
         stdout = sys.stdout
         with redirect_stdout(Notes(sys.stderr, _log_of(launcher))):
-            _serve(launcher, signals, stdout)
-        leave(0)
+            status = _serve(launcher, signals, stdout)
+        leave(status)
 
 
-def _serve(launcher: Launcher, signals: StopRequests, stdout: TextIO) -> None:
+def _serve(launcher: Launcher, signals: StopRequests, stdout: TextIO) -> int:
+    """Until a signal, or until Ray is lost: exit status 1."""
     file = launcher.file
     try:
         typer.echo(_ready_line(file, launcher.model_id), file=stdout)
@@ -108,10 +115,15 @@ def _serve(launcher: Launcher, signals: StopRequests, stdout: TextIO) -> None:
         typer.echo(f"logs: {launcher.logs}", err=True)
         if launcher.metrics is not None:
             typer.echo(f"metrics: {launcher.metrics}", err=True)
-        signals.wait()
-        typer.echo(f"stopping: open streams may go on for {file.app.drain.timeout_s:g} s", err=True)
-        if not signals.wait_for(launcher.drain):
+        reason = signals.wait(launcher.lost)
+        timeout_s, patience_s = file.app.drain.timeout_s, _PATIENCE_S
+        if reason is not None:
+            typer.echo(f"orca-serve: {reason}", err=True)
+            timeout_s, patience_s = min(timeout_s, _WITHOUT_RAY_S), _ANSWER_S
+        typer.echo(f"stopping: open streams may go on for {timeout_s:g} s", err=True)
+        if not signals.wait_for(lambda: launcher.drain(timeout_s), timeout_s + patience_s):
             typer.echo("stopping now", err=True)
+        return 0 if reason is None else 1
     finally:
         ignore_signals()
         launcher.end()

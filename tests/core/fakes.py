@@ -31,6 +31,7 @@ class FakeExecutor:
         self.errors: list[Exception] = []  # raised by the coming iterations, first to last
         self.broken: set[str] = set()
         self.recovered: list[Exception] = []  # what ``recover`` was told
+        self.is_lost = False  # what ``recover`` says of the device
         self._choose = choose
         self._gate: threading.Semaphore | None = None
         self._held = threading.Event()
@@ -54,8 +55,9 @@ class FakeExecutor:
         if gate is not None:
             gate.release(1000)
 
-    def recover(self, error: Exception) -> None:
+    def recover(self, error: Exception) -> bool:
         self.recovered.append(error)
+        return not self.is_lost
 
     def run_iteration(self, batch: Batch) -> Sequence[SampledToken]:
         gate = self._gate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 
 import pytest
@@ -101,6 +102,52 @@ def test_no_iteration_for_too_long_is_unwell_and_idleness_is_not(bench: Bench) -
     assert bench.engine.health().ok
 
 
+def test_closing_an_engine_that_hangs_does_not_wait_for_it(bench: Bench) -> None:
+    """Field case F1: whoever replaces a replica gets its GPU only once it has ended."""
+    bench.executor.hold()
+    channel = bench.engine.submit(make_spec())
+    bench.executor.wait_until_held()
+    bench.clock.now += bench.engine.config.progress_timeout_s + 1
+    closing = threading.Thread(target=bench.engine.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    still_closing = closing.is_alive()
+    bench.executor.let_go()
+    assert not still_closing
+    with pytest.raises(EngineClosedError):
+        list(channel)
+
+
+def test_closing_waits_for_an_iteration_that_takes_its_time(bench: Bench) -> None:
+    bench.executor.hold()
+    channel = bench.engine.submit(make_spec())
+    bench.executor.wait_until_held()
+    bench.clock.now += bench.engine.config.progress_timeout_s - 1
+    closing = threading.Thread(target=bench.engine.close, daemon=True)
+    closing.start()
+    closing.join(1.5)
+    still_closing = closing.is_alive()
+    bench.executor.let_go()
+    assert still_closing
+    closing.join(20)
+    assert not closing.is_alive()
+    with pytest.raises(EngineClosedError):
+        list(channel)
+
+
+def test_a_device_that_is_lost_ends_the_engine_at_once(bench: Bench) -> None:
+    """Whoever was on it can go on elsewhere then; another batch would fail like this one."""
+    bench.executor.is_lost = True
+    bench.executor.errors = [RuntimeError("CUDA error: an illegal memory access was encountered")]
+    bench.executor.hold()
+    channels = [bench.engine.submit(make_spec(3, 5)) for _ in range(6)]
+    bench.executor.let_go()
+    for channel in channels:
+        with pytest.raises(EngineDeadError):
+            list(channel)
+    assert not bench.engine.health().ok
+
+
 def test_a_stalled_reader_is_cancelled_and_blocks_nobody(tokenizer: Tokenizer) -> None:
     """Field case B20."""
     made = Bench(tokenizer, max_stream_backlog=10)
@@ -118,8 +165,11 @@ def test_a_stalled_reader_is_cancelled_and_blocks_nobody(tokenizer: Tokenizer) -
 
 def test_not_started_closed_and_started_twice(tokenizer: Tokenizer) -> None:
     made = Bench(tokenizer)
-    with pytest.raises(EngineClosedError):
-        made.engine.submit(make_spec())
+    for call in (lambda: made.engine.submit(make_spec()), lambda: made.engine.generate(["Hi"]), made.engine.info):
+        with pytest.raises(EngineClosedError, match=r"call start\(\)") as refused:
+            call()
+        assert refused.value.retry_after_s is None
+        assert pickle.loads(pickle.dumps(refused.value)).retry_after_s is None
     assert not made.engine.health().ok
     made.engine.start()
     with pytest.raises(EngineClosedError):

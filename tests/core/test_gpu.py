@@ -184,9 +184,10 @@ def test_after_out_of_memory_nothing_of_the_iteration_is_held(decoder: Decoder) 
     with pytest.raises(torch.OutOfMemoryError) as caught:
         iteration()
     assert held[0]() is not None
-    executor.recover(caught.value)
+    assert executor.recover(caught.value)
     assert held[0]() is None
-    executor.recover(ValueError("something else"))
+    assert executor.recover(ValueError("something else"))
+    assert not executor.recover(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
 
 
 class Forward:

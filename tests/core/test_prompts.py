@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from orca_core.errors import InvalidRequestError
+from orca_core.errors import InvalidRequestError, RequestTooLargeError
 from orca_core.prompts import LONG_TEXT, chat_ids, prompt_ids
 from orca_core.tokenizer import Tokenizer
 from orca_core.types import SamplingParams
@@ -39,6 +39,16 @@ def test_arrays_of_integers_are_prompts(bench: Bench, array: Any) -> None:
 def test_other_arrays_are_refused_with_what_is_wrong(bench: Bench, array: Any) -> None:
     with pytest.raises(InvalidRequestError, match="prompt: an array must hold integers and have one dimension"):
         bench.engine.make_request(array)
+
+
+def test_of_several_prompts_the_wrong_one_is_named(bench: Bench) -> None:
+    for wrong in ("", [10**9], np.array([0.5])):
+        with pytest.raises(InvalidRequestError) as refused:
+            bench.engine.generate([[20], wrong])
+        assert refused.value.field == "prompts[1]"
+    with pytest.raises(RequestTooLargeError) as too_large:
+        bench.engine.generate([[20], [20] * 5000])
+    assert (too_large.value.field, too_large.value.__notes__) == ("max_new_tokens", ["of prompts[1]"])
 
 
 def test_an_empty_array_is_an_empty_prompt(bench: Bench) -> None:
@@ -74,6 +84,12 @@ def test_a_chat_in_either_form(tokenizer: Tokenizer) -> None:
 def test_what_is_no_chat(tokenizer: Tokenizer, messages: Any) -> None:
     with pytest.raises(InvalidRequestError, match="messages"):
         chat_ids(tokenizer, messages)
+
+
+def test_roles_are_those_of_the_apis(tokenizer: Tokenizer) -> None:
+    assert chat_ids(tokenizer, [("developer", "x")]) == tokenizer.encode_chat([("system", "x")])
+    with pytest.raises(InvalidRequestError, match=r"^messages\[1\]\.role: must be one of system, developer, user"):
+        chat_ids(tokenizer, [("user", "x"), ("usr", "y")])
 
 
 async def test_a_long_text_is_tokenised_beside_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

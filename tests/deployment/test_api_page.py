@@ -25,10 +25,10 @@ from deployment.http_api import REPLICA_HEADER, TIMEOUT_HEADER, build_app
 from deployment.http_arrival import REQUEST_ID_HEADER
 from deployment.openai_requests import parse_chat, parse_completion
 from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.serving import ROLES
 from orca_core import errors
 from orca_core.errors import InvalidRequestError, OrcaError
 from orca_core.params import DEFAULT_MAX_NEW_TOKENS, MAX_STOP_BYTES, MAX_STOP_STRINGS, SAMPLING_RANGES, SamplingParams
+from orca_core.types import ROLES
 from tests.deployment.fake_service import FakeService
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()

@@ -171,6 +171,14 @@ def test_chat_keeps_the_session(
     assert turns[1] == [*turns[0], ("assistant", TEXT), ("user", "two")]
 
 
+def test_chat_from_a_pipe_writes_answers_alone(
+    capsys: pytest.CaptureFixture[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
+    status, out, _ = run(capsys, "chat", "--address", address)
+    assert (status, out) == (0, f"{TEXT}\n{TEXT}\n")
+
+
 def test_chat_survives_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["one"])
 
@@ -184,46 +192,6 @@ def test_chat_survives_an_error(capsys: pytest.CaptureFixture[str], monkeypatch:
         status, _, err = run(capsys, "chat", "--address", address)
     assert status == 0
     assert "the line is full" in err
-
-
-def test_status(capsys: pytest.CaptureFixture[str], address: str) -> None:
-    status, out, _ = run(capsys, "status", "--address", address)
-    assert status == 0
-    assert all(word in out for word in ("r1", "256", "146", MODEL.model_id, "waiting 2 requests"))
-    body = json.loads(run(capsys, "status", "--json", "--address", address)[1])
-    assert body["replicas"][0]["load"]["headroom"] == 146
-    assert body["replicas"][0]["load"]["unused_slots"] == 50
-    assert body["waiting_requests"] == 2
-    assert body["scaling"]["reason"] == "2 replicas: quite enough"
-
-
-def test_status_says_what_is_missing_and_why_there_are_as_many_replicas(
-    capsys: pytest.CaptureFixture[str], address: str
-) -> None:
-    _, out, _ = run(capsys, "status", "--address", address)
-    assert "r2 (silent)" in out
-    assert "1 starting" in out
-    assert "1 stopping" in out
-    assert "Serve: 1 replica waits for room" in out
-    assert "1 of 2 ingresses answered" in out
-    assert "3 s ago: 2 replicas: quite enough (1 running)" in " ".join(out.split())
-    assert "61 s ago: 1 -> 2 replicas: too much" in " ".join(out.split())
-
-
-def test_status_watch_counts_rates(
-    capsys: pytest.CaptureFixture[str], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readings = iter([None, KeyboardInterrupt()])
-
-    def sleep(_: float) -> None:
-        reading = next(readings)
-        if reading is not None:
-            raise reading
-
-    monkeypatch.setattr("deployment.cli.status.time", SimpleNamespace(sleep=sleep, monotonic=iter(range(9)).__next__))
-    status, out, _ = run(capsys, "status", "--watch", "--address", address)
-    assert status == 0
-    assert "0.0" in out
 
 
 @pytest.mark.parametrize("name", ["local-cpu.yaml", "one-gpu.yaml", "fleet.yaml", "cluster-cpu.yaml"])
@@ -280,7 +248,12 @@ def test_generate_sends_the_key(
     service.keys = ApiKeys(tmp_path / "keys")
     with serving(service) as address:
         status, _, err = run(capsys, "generate", "Hi", "--address", address)
-        assert (status, "missing or unknown API key" in err) == (1, True)
+        assert status == 1
+        assert err == "orca-serve: missing or unknown API key; --api-key KEY or ORCA_API_KEY=KEY gives one\n"
+        for command in ("status", "chat"):
+            assert "--api-key" in run(capsys, command, "--address", address)[2]
+        _, _, err = run(capsys, "generate", "Hi", "--address", address, "--api-key", "sk-wrong")
+        assert err == "orca-serve: missing or unknown API key\n"
         if where == "environment":
             monkeypatch.setenv("ORCA_API_KEY", "sk-right")
         option = ("--api-key", "sk-right") if where == "option" else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,19 @@ def test_every_node_is_told_the_same_by_hand_and_by_ray_up() -> None:
     exported = dict(re.findall(r'^export (RAY_SERVE_\w+)="?([^"#\n]*?)"?(?: +#.*)?$', TEXT, re.MULTILINE))
     options = " ".join(cluster_file()["docker"]["run_options"])
     passed = dict(re.findall(r'--env "?(RAY_SERVE_\w+)=((?<=RETRY_ON=)[^"]+|\S+)', options))
-    assert exported.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "$(command -v orca-haproxy)"
+    assert exported.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "${haproxy:?orca-haproxy is not on the PATH}"
     assert passed.pop("RAY_SERVE_HAPROXY_BINARY_PATH") == "/usr/local/bin/orca-haproxy"
     assert exported == TOLD
     assert passed == TOLD
+
+
+def test_a_missing_haproxy_is_no_empty_variable() -> None:
+    lines = re.findall(r"^(?:haproxy=|export RAY_SERVE_HAPROXY_BINARY_PATH).*$", TEXT, re.MULTILINE)
+    ended = subprocess.run(
+        ["/bin/bash", "-c", "\n".join(lines)], env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert len(lines) == 2
+    assert (ended.returncode, "orca-haproxy is not on the PATH" in ended.stderr) == (127, True)
 
 
 def test_the_tests_that_the_docs_name_are_there() -> None:

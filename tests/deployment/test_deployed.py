@@ -13,7 +13,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Deplo
 from rich.console import Console
 
 from deployment import deployed
-from deployment.cli.status import _table
+from deployment.cli.status import _page
 from deployment.deployed import DeployedBoard, ask_serve, counts_of
 from deployment.serving import DeployedReplicas, ScalingStatus, ServiceStatus
 from tests.deployment.fake_service import MODEL
@@ -73,7 +73,7 @@ def test_what_serve_says_of_an_application(monkeypatch: pytest.MonkeyPatch, star
 def drawn(counts: DeployedReplicas | None, target: int | None = None) -> str:
     scaling = None if target is None else ScalingStatus(target, 0, "nothing to do", 1.0)
     out = StringIO()
-    Console(file=out, width=120).print(_table(ServiceStatus(MODEL, (), scaling=scaling, deployed=counts), None, 0.0))
+    Console(file=out, width=120).print(_page(ServiceStatus(MODEL, (), scaling=scaling, deployed=counts), None, 0.0))
     return out.getvalue()
 
 

@@ -25,6 +25,7 @@ EXAMPLES: list[OrcaError] = [
     errors.OverloadedError("the line is full", 1.25),
     errors.UnavailableError("draining", 2.0),
     errors.EngineClosedError(),
+    errors.EngineClosedError("the engine was not started", None),
     errors.EngineDeadError("RuntimeError"),
     errors.DeadlineExceededError(2.5),
     errors.RequestCancelledError("r1"),

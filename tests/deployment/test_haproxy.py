@@ -20,6 +20,7 @@ from deployment.haproxy import (
     CALL_LIMITS,
     RESTART,
     RETRY_ON,
+    UNWELL,
     command_line,
     free_range,
     give_answers,
@@ -149,7 +150,7 @@ def test_nobody_behind_haproxy_is_a_503_that_clients_understand(tmp_path: Path) 
 def test_what_is_set_is_what_serve_reads() -> None:
     from ray.serve._private import constants
 
-    settings = CALL_LIMITS | RETRY_ON | RESTART
+    settings = CALL_LIMITS | RETRY_ON | RESTART | UNWELL
     read = inspect.getsource(constants)
     assert [name for name in settings if f'"{name}"' not in read] == []
     assert settings.items() <= own_environment("/tmp/x", 1.0).items()

@@ -34,3 +34,11 @@ def test_a_sink_that_is_closed_ends_nothing() -> None:
     sink = io.StringIO()
     sink.close()
     assert Notes(sink, None).write("a line\n") == 7
+
+
+def test_the_log_of_a_process_that_ended_is_not_read_out(tmp_path: Path) -> None:
+    sink, log = io.StringIO(), tmp_path / "up.log"
+    said = ["(raylet) Raylet is terminated", "[state-dump] a table", "[2026-01-01 00:00:00,1 I 1 1] (raylet) a.cc: b"]
+    Notes(sink, log).write("".join(f"{line}\n" for line in said))
+    assert sink.getvalue().splitlines() == said[:1]
+    assert log.read_text().splitlines() == said[1:]

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve._private.grpc_util import get_grpc_response_status
+from ray.serve._private.replica import Replica as ServeReplica
 
-from deployment.serve_log import join_serve_log, leave_out_departures
+from deployment.serve_log import join_serve_log, leave_out_departures, leave_out_housekeeping
 
 
 @pytest.fixture
@@ -53,6 +55,26 @@ def test_what_fails_is_logged_with_its_stack(logged: pytest.LogCaptureFixture) -
     failure, line = logged.records
     assert (failure.levelname, failure.exc_info is not None) == ("ERROR", True)
     assert line.getMessage() == "a line without a stack"
+
+
+def serve_notes_call(method: str, error: BaseException | None = None) -> None:
+    """As Serve does when a method of a replica's has ended."""
+    call = MagicMock(_http_method=None, route="", call_method=method, _client="", request_id="one")
+    serve = MagicMock(spec=ServeReplica, _ingress=False, _access_log_context={"serve_access_log": True})
+    serve._metrics_manager = MagicMock()
+    ServeReplica._record_errors_and_metrics(serve, error, None, 0.2, call)
+
+
+def test_what_ingress_and_replica_tell_each_other_all_the_time_is_not_logged(logged: pytest.LogCaptureFixture) -> None:
+    leave_out_housekeeping()
+    leave_out_housekeeping()
+    for method in ("report", "drop", "pace", "submit_all"):
+        serve_notes_call(method)
+    serve_notes_call("report", ZeroDivisionError())
+    logging.getLogger(SERVE_LOGGER_NAME).info("CALL report OK says somebody else")
+    assert [line.rpartition(" ")[0] for line in logged.messages] == [
+        "CALL submit_all OK", "CALL report ERROR", "CALL report OK says somebody",
+    ]  # fmt: skip
 
 
 @pytest.fixture

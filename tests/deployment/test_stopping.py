@@ -63,7 +63,10 @@ class Launcher:
     def metrics(self):
         print("(raylet) A worker died. There is much to say of it.")
 
-    def drain(self):
+    def lost(self):
+        return None
+
+    def drain(self, timeout_s):
         print("(raylet) Another one")
 
     def end(self):

@@ -6,13 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import cast
 
+import psutil
 import pytest
 
 from deployment.cli.launcher import Launcher
+from deployment.cli.ray_processes import RayProcesses
+from deployment.cli.stopping import StopRequests
 from deployment.cli.up import run
 from deployment.serve_file import load_serve_file
 from orca_core.errors import UnavailableError
@@ -38,8 +44,11 @@ class Launcher:
     def abort(self):
         raise AssertionError
 
-    def drain(self):
-        print("drains", flush=True)
+    def lost(self):
+        return "Ray has ended" if sys.argv[1] == "lost" else None
+
+    def drain(self, timeout_s):
+        print("drains", timeout_s, flush=True)
         if sys.argv[1] == "stuck":
             stand_still()
 
@@ -62,7 +71,7 @@ def signals_until(process: subprocess.Popen[str], word: str, first: signal.Signa
     while not said or said[-1].strip() != word:
         said.append(process.stderr.readline())
         assert said[-1], said
-        if said[-1].startswith(("logs:", "drains")):
+        if said[-1].startswith(("logs:", "drains ")):
             process.send_signal(number)
             number = signal.SIGTERM if number == signal.SIGINT else signal.SIGINT
     return said
@@ -87,6 +96,48 @@ def test_no_signal_keeps_a_stop_from_its_end(drain: str, first: signal.Signals) 
     assert err.splitlines() == ["has ended"]
     if drain == "stuck":
         assert "stopping now\n" in said
+
+
+def test_a_ray_that_is_lost_ends_it() -> None:
+    """In order, in less time than Ray itself leaves us, and a supervisor sees that it was no wish of ours."""
+    command = [sys.executable, "-c", STOP, "lost"]
+    process = subprocess.run(command, check=False, input="\n", capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    said = process.stderr.splitlines()
+    assert said[-5:] == [
+        "orca-serve: Ray has ended",
+        "stopping: open streams may go on for 30 s",
+        "drains 30",
+        "ends",
+        "has ended",
+    ]
+
+
+def test_a_drain_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = StopRequests.__new__(StopRequests)
+    line._line = SimpleQueue()
+    stuck = threading.Event()
+    try:
+        assert not line.wait_for(stuck.wait, 0.05)
+    finally:
+        stuck.set()
+
+
+def test_the_end_of_a_part_of_ray_is_seen() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        parts = RayProcesses()
+        assert parts.lost() is None
+        parts._parts = {psutil.Process(child.pid): "a part"}
+        assert parts.lost() is None
+        child.kill()
+        while parts.lost() is None:  # a zombie, as long as nobody asks for it
+            time.sleep(0.01)
+        assert parts.lost() == "a part has ended: what fails now would not be mended"
+    finally:
+        child.kill()
+        child.wait()
+    assert parts.lost() == "a part has ended: what fails now would not be mended"
 
 
 def test_ending_does_not_ask_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

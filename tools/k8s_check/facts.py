@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deployment.haproxy import BINARY_VARIABLE, CALL_LIMITS, RESTART, RETRY_ON
+from deployment.haproxy import BINARY_VARIABLE, CALL_LIMITS, RESTART, RETRY_ON, UNWELL
 
 SERVE_ENVIRONMENT: Final = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -16,6 +16,7 @@ SERVE_ENVIRONMENT: Final = {
     **CALL_LIMITS,
     **RETRY_ON,
     **RESTART,
+    **UNWELL,
 }
 """What ``orca-serve up`` sets for its Ray, and the nodes of a cluster have to set themselves: docs/operations.md."""
 
