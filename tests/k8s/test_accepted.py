@@ -33,6 +33,7 @@ from tests.k8s.broken_ways import secret
 
 AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
     {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]}]}}}  # fmt: skip
+CREATED = {"matchLabels": {"app.kubernetes.io/created-by": "kuberay-operator"}}
 POD_NAME = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SIDECAR = {
     "name": "log",
@@ -162,6 +163,10 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "operator under a name of one's own": (
         "gpu", put("spec.ingress.1.from.0.podSelector.matchLabels", {"app.kubernetes.io/name": "our-kuberay-operator"},
                    "NetworkPolicy")),
+    "operator by its release": (
+        "gpu", put("spec.ingress.1.from.0.podSelector.matchLabels", {"app.kubernetes.io/instance": "kuberay"},
+                   "NetworkPolicy")),
+    "all pods of Ray": ("gpu", add("spec.ingress", {"from": [{"podSelector": CREATED}]}, "NetworkPolicy")),
     "services and ingress to Serve": (
         "cpu", both(beside("Service", "v1", {"type": "LoadBalancer", "selector": {"ray.io/node-type": "head"},
                                              "ports": [{"port": 80, "targetPort": 8000}]}),

@@ -15,6 +15,8 @@ from k8s_check.selecting import other_pods, our_pods, selects
 _AGENT: Final = 52365
 """Of every node; the operator asks it. No container declares it."""
 _OPERATOR: Final = "kuberay-operator"
+_OPERATOR_LABELS: Final = ("app.kubernetes.io/name", "app.kubernetes.io/component")
+"""Where helm says so, and where KubeRay's own manifests do."""
 _DASHBOARD: Final = 8265
 _ANYWHERE: Final = ("0.0.0.0/0", "::/0")
 
@@ -94,26 +96,27 @@ def _ingress(
             yield f"{group}: lets nobody reach port {number} ({name})"
     for rule in rules:
         if _lets_in(rule, _DASHBOARD, "dashboard"):
-            yield from (f"{group}: {said}" for said in _operator(rule))
+            yield from (f"{group}: {said}" for said in _operator(rule, ours))
         if _is_open(rule):
             for number, name in INNER.items():
                 if _lets_in(rule, number, name):
                     yield f"{group}: opens port {number} ({name}) to everybody"
 
 
-def _operator(rule: Mapping[str, Any]) -> Iterator[str]:
+def _operator(rule: Mapping[str, Any], ours: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     """A label that is nearly the operator's: it would never deploy the Serve config. Helm may give it another name."""
-    values = [
-        str(value)
+    others = [
+        peer["podSelector"]
         for peer in rule.get("from") or []
-        for value in ((peer.get("podSelector") or {}).get("matchLabels") or {}).values()
+        if peer.get("podSelector") and not any(selects(peer["podSelector"], labels) for labels in ours.values())
     ]
+    values = [str((each.get("matchLabels") or {}).get(key, "")) for each in others for key in _OPERATOR_LABELS]
     for value in values:
         typo = _OPERATOR not in value and difflib.get_close_matches(value, [_OPERATOR], cutoff=0.9)
         if (value == "kuberay" or typo) and _OPERATOR not in values:
             yield (
-                f"port {_DASHBOARD} (dashboard): {value!r} is no label of KubeRay's operator: app.kubernetes.io/name "
-                f"(helm) or app.kubernetes.io/component: {_OPERATOR}"
+                f"port {_DASHBOARD} (dashboard): {value!r} is no label of KubeRay's operator: "
+                f"{_OPERATOR_LABELS[0]} (helm) or {_OPERATOR_LABELS[1]}: {_OPERATOR}"
             )
 
 
