@@ -29,9 +29,11 @@ from tests.k8s.breaking import (
     put,
     the,
 )  # fmt: skip
+from tests.k8s.broken_ways import secret
 
 AFFINITY = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
     {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h200"]}]}]}}}  # fmt: skip
+CREATED = {"matchLabels": {"app.kubernetes.io/created-by": "kuberay-operator"}}
 POD_NAME = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SIDECAR = {
     "name": "log",
@@ -92,13 +94,28 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
     "fieldRef": ("cpu", add(f"{RAY}.env", POD_NAME)),
     "csi": ("gpu", add(f"{POD}.volumes", {"name": "b", "csi": {"driver": "gcsfuse.csi.storage.gke.io"}})),
     "dnsConfig": ("cpu", put(f"{HEAD_POD}.dnsConfig", {"options": [{"name": "ndots", "value": "1"}]})),
+    "initializing time-out": (
+        "cpu", put("metadata.annotations", {"ray.io/initializing-timeout": "1h30m"})),
+    "initializing time-out in seconds": (
+        "cpu", put("metadata.annotations", {"ray.io/initializing-timeout": "3600"})),
     "headService": ("cpu", put(f"{HEAD}.headService", {"metadata": {"annotations": {"a": "b"}}, "spec": {}})),
     "Redis user": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisUsername", {"value": "ray"})),
     "Redis elsewhere": ("gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "rediss://r.example.net:6380")),
+    "Redis of a like name elsewhere": (
+        "gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "orca-redis.example.net:6379")),
+    "Redis by its whole name": (
+        "gpu+", put(f"{CLUSTER}.gcsFaultToleranceOptions.redisAddress", "orca-redis.orca.svc.cluster.local:6379")),
+    "images of CPUs and CUDA": ("cpu", put(f"{HEAD_RAY}.image", "r.example.net:5000/orca-serve-cuda:0.1.0-ray2.60.0")),
+    "HAProxy of an image of one's own": (
+        "cpu", both(pulled_from("r.example.net/serving:1"), *(env(each, "RAY_SERVE_HAPROXY_BINARY_PATH", "/opt/haproxy")
+                                                              for each in (HEAD_RAY, RAY)))),
     "priority of a group": ("cpu", put(f"{WORKERS}.priority", 5)),
     "toleration": ("gpu", put(f"{POD}.tolerations", [{"operator": "Exists"}])),
     "ConfigMap made elsewhere": ("cpu", add(f"{POD}.volumes", {"name": "ca", "configMap": {"name": "company-ca"}})),
     "sidecar": ("cpu", add(f"{POD}.containers", SIDECAR)),
+    "grace that the cluster autoscaler does not end": (
+        "cpu", both(put(f"{POD}.terminationGracePeriodSeconds", 3600), put(f"{WORKERS}.template.metadata.annotations",
+                    {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}))),
     "own image": ("cpu", pulled_from("registry.example.net/team/serving:2026-11")),
     "digest": ("cpu", pulled_from(f"registry.example.net/orca-serve@sha256:{'0' * 64}")),
     "no requests": ("gpu", put(f"{RAY}.resources", {"limits": {"cpu": "6", "memory": "32Gi", "nvidia.com/gpu": 1}})),
@@ -137,6 +154,30 @@ ACCEPTED: dict[str, tuple[str, Change]] = {
                     beside("Service", "serving.knative.dev/v1", {"template": {"spec": {}}}),
                     beside("Job", "batch.volcano.sh/v1alpha1", {"tasks": []}))),
     "a group for ingresses": ("gpu", with_a_group_for_ingresses),
+    "egress to the cluster and DNS": (
+        "gpu", both(put("spec.policyTypes", ["Ingress", "Egress"], "NetworkPolicy"),
+                    put("spec.egress", [{"to": [{"podSelector": {}}]}, {"ports": [{"protocol": "UDP", "port": 53}]}],
+                        "NetworkPolicy"))),
+    "clients of all namespaces": (
+        "gpu", put("spec.ingress.3.from", [{"namespaceSelector": {}}], "NetworkPolicy")),
+    "operator under a name of one's own": (
+        "gpu", put("spec.ingress.1.from.0.podSelector.matchLabels", {"app.kubernetes.io/name": "our-kuberay-operator"},
+                   "NetworkPolicy")),
+    "operator by its release": (
+        "gpu", put("spec.ingress.1.from.0.podSelector.matchLabels", {"app.kubernetes.io/instance": "kuberay"},
+                   "NetworkPolicy")),
+    "all pods of Ray": ("gpu", add("spec.ingress", {"from": [{"podSelector": CREATED}]}, "NetworkPolicy")),
+    "services and ingress to Serve": (
+        "cpu", both(beside("Service", "v1", {"type": "LoadBalancer", "selector": {"ray.io/node-type": "head"},
+                                             "ports": [{"port": 80, "targetPort": 8000}]}),
+                    beside("Ingress", "networking.k8s.io/v1",
+                           {"defaultBackend": {"service": {"name": "orca-serve-svc", "port": {"number": 8000}}}}))),
+    "Secrets beside": (
+        "gpu+", both(secret("orca-redis", "password"), secret("orca-api-keys", "api-keys"),
+                     beside("SealedSecret", "bitnami.com/v1alpha1", {"encryptedData": {}}, "db"))),
+    "keys under another name in the Secret": (
+        "gpu", both(*(put(f"{pod}.secret.items", [{"key": "production", "path": "api-keys"}])
+                      for pod in (f"{HEAD_POD}.volumes.1", f"{POD}.volumes.3")))),
     "policies that add up": ("gpu", another(DENY)),
     "policy for the cluster's namespace": (
         "gpu", put("spec.ingress.0.from.0",

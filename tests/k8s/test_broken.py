@@ -31,6 +31,8 @@ from tests.k8s.breaking import (
 )  # fmt: skip
 from tests.k8s.broken_beside import BESIDE, REDIS_AND_MODELS
 from tests.k8s.broken_pods import PODS, SERVE
+from tests.k8s.broken_rayservice import NO_POD, REFUSED_BY_THE_OPERATOR
+from tests.k8s.broken_ways import SECRETS, WAYS
 
 # name of the case: (overlay, change, what must be said)
 REFUSED_BY_THE_API_SERVER: dict[str, Case] = {
@@ -134,8 +136,13 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
         "cpu", put(f"{RAY}.lifecycle.preStop", {"exec": {"command": ["ray", "stop"]}}), "'ray stop' cuts open streams"),
     "no preStop": ("cpu", drop(f"{RAY}.lifecycle"), "workers: needs lifecycle.preStop.sleep"),
     "drain does not fit into grace": (
-        "cpu", put(f"{POD}.terminationGracePeriodSeconds", 340),
-        "preStop 10 s + drain 330 s do not fit into a grace period"),
+        "cpu", put(f"{POD}.terminationGracePeriodSeconds", 345),
+        "preStop 10 s + drain 330 s + 20 s to end do not fit into a grace period of 345 s"),
+    "drain with a unit": (
+        "cpu", env(RAY, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "330s"),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S '330s' must be a number of seconds"),
+    "grace beyond the cluster autoscaler's": (
+        "cpu", put(f"{POD}.terminationGracePeriodSeconds", 1200), "the cluster autoscaler gives a pod 600 s"),
     "no drain": ("cpu", env(RAY, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0"), "must be above 0, or SIGTERM cuts"),
     "drain left to Ray": (
         "cpu", env(RAY, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", None),
@@ -146,11 +153,11 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
         "cpu", config("timeout_s: 300", "timeout_s: 60"),
         "drain.timeout_s 60 must be at least limits.max_request_seconds"),
     "old cluster goes too soon": (
-        "cpu", put("spec.rayClusterDeletionDelaySeconds", 60), "rayClusterDeletionDelaySeconds 60 is below"),
+        "cpu", put("spec.rayClusterDeletionDelaySeconds", 300), "rayClusterDeletionDelaySeconds 300 must be above"),
     "HAProxy stops too soon": (
-        "cpu", both(env(RAY, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "120"),
-                    env(HEAD_RAY, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "120")),
-        "HARD_STOP_AFTER_S 120 cuts requests of 300 s"),
+        "cpu", both(env(RAY, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "300"),
+                    env(HEAD_RAY, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "300")),
+        "HARD_STOP_AFTER_S 300 cuts requests of 300 s"),
     "variable on the head only": (
         "cpu", env(RAY, "RAY_SERVE_ENABLE_HA_PROXY", None), "workers: env RAY_SERVE_ENABLE_HA_PROXY is missing"),
     "variable that differs": (
@@ -217,7 +224,10 @@ TAKEN_AND_FAILING_LATER: dict[str, Case] = {
     "two namespaces": (
         "cpu", put("metadata.namespace", "other", "PodDisruptionBudget"), "several namespaces: orca, other"),
 }  # fmt: skip
-CASES = REFUSED_BY_THE_API_SERVER | TAKEN_AND_FAILING_LATER | PODS | SERVE | BESIDE | REDIS_AND_MODELS
+CASES = {
+    **REFUSED_BY_THE_API_SERVER, **TAKEN_AND_FAILING_LATER, **REFUSED_BY_THE_OPERATOR, **PODS, **SERVE, **WAYS,
+    **NO_POD, **SECRETS, **BESIDE, **REDIS_AND_MODELS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from k8s_check.__main__ import main
-from k8s_check.outside import PROMTOOL_VARIABLE
+from k8s_check.outside import LINTER_VARIABLE, PROMTOOL_VARIABLE
 from k8s_check.render import COMPONENTS, KUBECTL_VARIABLE, ROOT
 
 
@@ -64,6 +64,33 @@ def test_a_component_brings_its_image_under_its_first_name(
     assert "Job/orca-model-download: image 'orca-serve:0.1.0' must be the service's own" in said
 
 
+REMOVES = "{$patch: delete, apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: orca-workers}}"
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "said"),
+    [
+        (
+            "{kind: RayService, name: orka}",
+            "[]",
+            "no object is RayService/orka: kustomize changes nothing; did you mean orca",
+        ),
+        ("{kind: Rayservice}", "[]", "no object is Rayservice: kustomize changes nothing; did you mean RayService?"),
+        ("{kind: RayService, name: or.*}", "[]", ""),
+        ("{labelSelector: a=b}", "[]", ""),
+        ("{kind: PodDisruptionBudget}", REMOVES, ""),
+    ],
+)
+def test_a_patch_for_nobody(
+    kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, patch: str, said: str
+) -> None:
+    folder = own_kustomization(tmp_path, "{name: registry.example.com/orca-serve, newName: r.example.net/orca-serve}")
+    with (folder / "kustomization.yaml").open("a") as file:
+        file.write(f"patches:\n  - target: {target}\n    patch: |\n      {patch}\n")
+    assert main([str(folder)]) == (1 if said else 0)
+    assert said in capsys.readouterr().out
+
+
 def test_a_folder_that_is_not_there(kubectl: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere")]) == 1
     assert "nowhere: not ok" in capsys.readouterr().out
@@ -78,3 +105,13 @@ def test_a_missing_tool_is_an_error_where_it_is_strict(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert main(["--strict"]) == 1
     assert "missing: all manifests: no kubectl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variable", [KUBECTL_VARIABLE, PROMTOOL_VARIABLE, LINTER_VARIABLE])
+def test_a_tool_that_is_named_and_not_there_is_one_line(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "/nowhere/tool")
+    assert main() == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"k8s-check: {variable}=/nowhere/tool: there is no such")

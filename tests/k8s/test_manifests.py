@@ -120,6 +120,29 @@ def test_a_custom_kind_is_not_held_against_core_schemas(rendered: Callable[[str]
     assert custom == {"PodMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "GRPCRoute"}
 
 
+@pytest.mark.parametrize(
+    ("api", "kind", "custom"),
+    [
+        ("snapshot.storage.k8s.io/v1", "VolumeSnapshot", True),
+        ("autoscaling.k8s.io/v1", "VerticalPodAutoscaler", True),
+        ("cert-manager.io/v1", "Certificate", True),
+        ("policy/v1beta1", "PodDisruptionBudget", False),
+        ("networking.k8s.io/v1", "NetworkPolicies", False),
+        ("v1", "ConfigMpa", False),
+    ],
+)
+def test_what_kubernetes_does_not_know(api: str, kind: str, custom: bool) -> None:
+    from k8s_check.outside import is_custom
+
+    each = {"apiVersion": api, "kind": kind, "metadata": {"name": "a"}, "spec": {}}
+    assert is_custom(each) == custom
+    try:
+        said = core_problems([each])
+    except MissingToolError as error:
+        pytest.skip(str(error))
+    assert said == ([] if custom else [f"{kind}/a: Kubernetes 1.35 knows no such kind in apiVersion {api}"])
+
+
 def test_the_documentation_names_every_component_and_variable() -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     for folder in COMPONENTS.iterdir():

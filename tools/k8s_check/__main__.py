@@ -14,7 +14,15 @@ from pathlib import Path
 from k8s_check.checking import check_text
 from k8s_check.examples import example_images
 from k8s_check.facts import Facts, read_facts
-from k8s_check.outside import MissingToolError, alert_problems, core_problems, linter_problems, rule_problems
+from k8s_check.outside import (
+    MissingToolError,
+    alert_problems,
+    core_problems,
+    linter_problems,
+    rule_problems,
+    wrong_tools,
+)
+from k8s_check.patches import unmatched
 from k8s_check.render import (
     KUBECTL_VARIABLE,
     ROOT,
@@ -28,8 +36,11 @@ from k8s_check.render import (
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """0: nothing wrong, or nothing to check with. 1: something is, or with ``--strict`` a tool is missing."""
+    """0: nothing wrong, or nothing to check with. 1: something is, or a tool is missing that was named or is needed."""
     given = _arguments(arguments)
+    if wrong := wrong_tools():
+        print(*(f"k8s-check: {said}" for said in wrong), sep="\n")
+        return 1
     skipped: dict[str, None] = {}  # in the order they were met, each once
     problems, looked_at = 0, 0
     for name, lines in _all(given, skipped):
@@ -61,7 +72,7 @@ def _all(given: argparse.Namespace, skipped: dict[str, None]) -> Iterator[tuple[
     else:
         facts = read_facts(ROOT)
         for folder in given.folders:
-            yield str(folder), _check(partial(render, kubectl, folder), facts, skipped, own=True)
+            yield str(folder), _check(partial(render, kubectl, folder), facts, skipped, own=folder)
         for folder in overlays() if shipped else []:
             name = str(folder.relative_to(ROOT))
             yield name, _check(partial(render, kubectl, folder), facts, skipped)
@@ -74,15 +85,15 @@ def _all(given: argparse.Namespace, skipped: dict[str, None]) -> Iterator[tuple[
         yield "tests of the alert rules", alerts
 
 
-def _check(make: Callable[[], str], facts: Facts, skipped: dict[str, None], *, own: bool = False) -> list[str]:
+def _check(make: Callable[[], str], facts: Facts, skipped: dict[str, None], *, own: Path | None = None) -> list[str]:
     try:
         text = make()
         objects = parse(text)
     except RenderError as error:
         return [str(error)]
     lines = check_text(text, facts)
-    if own:
-        lines += example_images(objects)
+    if own is not None:
+        lines += [*example_images(objects), *unmatched(own, objects)]
     for tool in (core_problems, linter_problems, rule_problems):
         lines += _optional(partial(tool, objects), skipped) or []
     return lines

@@ -7,9 +7,9 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from k8s_check import fields, kuberay, objects, pods, serving, sizes
+from k8s_check import credentials, fields, kuberay, objects, pods, refusals, serving, sizes
 from k8s_check.facts import Facts
-from k8s_check.pod_shapes import Budget, JobSpec, StatefulSetSpec
+from k8s_check.pod_shapes import Budget, ClaimSpec, JobSpec, StatefulSetSpec
 from k8s_check.ray_shapes import RayService
 from k8s_check.render import Object, RenderError, parse
 
@@ -17,13 +17,14 @@ _SPECS: Final[dict[str, type[BaseModel]]] = {
     "PodDisruptionBudget": Budget,
     "Job": JobSpec,
     "StatefulSet": StatefulSetSpec,
+    "PersistentVolumeClaim": ClaimSpec,
 }
 
 
 _GROUPS: Final = {
-    "RayService": "ray.io", "Namespace": "", "ConfigMap": "", "PersistentVolumeClaim": "", "Service": "",
+    "RayService": "ray.io", "Namespace": "", "ConfigMap": "", "PersistentVolumeClaim": "", "Secret": "", "Service": "",
     "Job": "batch", "StatefulSet": "apps", "PodDisruptionBudget": "policy", "NetworkPolicy": "networking.k8s.io",
-    "PodMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com",
+    "Ingress": "networking.k8s.io", "PodMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com",
     "Gateway": "gateway.networking.k8s.io", "HTTPRoute": "gateway.networking.k8s.io",
     "GRPCRoute": "gateway.networking.k8s.io",
 }  # fmt: skip
@@ -52,7 +53,7 @@ def check_objects(found: list[Object], facts: Facts) -> list[str]:
     where = f"RayService/{service.metadata.name}"
     problems += [
         f"{where}: {problem}"
-        for rule in (*kuberay.RULES, *pods.RULES, *sizes.RULES)
+        for rule in (*kuberay.RULES, *refusals.RULES, *pods.RULES, credentials.api_keys, *sizes.RULES)
         for problem in rule(service, facts)
     ]
     problems += [f"{where}: {problem}" for problem in serving.check(service, facts)]

@@ -67,6 +67,25 @@ def versions(service: RayService, facts: Facts) -> Iterator[str]:
                 yield f"{image} is the name of k8s/base: `images:` must say which it is, where no other one says it"
 
 
+def one_image(service: RayService, _: Facts) -> Iterator[str]:
+    """Head and workers run one version; the name may differ (ours for CPUs and for CUDA), and so may digests then."""
+    head = service.head.container.image
+    for group in service.cluster.worker_group_specs:
+        image = group.container.image
+        same = name_of(image) == name_of(head)
+        if (same or (is_our_image(image) and is_our_image(head) and "@" not in image + head)) and (
+            tag_of(image) != tag_of(head)
+        ):
+            yield f"{group.group_name}: image {image!r} must have the tag of the head's, {head!r}"
+
+
+def name_of(image: str) -> str:
+    """What comes before a tag or digest."""
+    name = image.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
+
+
 def tag_of(image: str) -> str:
     """What comes after the name: a tag, or a digest where there is one."""
     name, _, digest = image.partition("@")
@@ -183,6 +202,6 @@ def fault_tolerance(service: RayService, _: Facts) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    name, versions, groups, start, autoscaler, replicas, upgrade, authentication, fault_tolerance,
+    name, versions, one_image, groups, start, autoscaler, replicas, upgrade, authentication, fault_tolerance,
 )  # fmt: skip
 """Each says what is wrong; nothing where all is well."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from k8s_check import model_cache, monitoring, policies, redis, routes
+from k8s_check import credentials, exposed, model_cache, monitoring, policies, redis, routes
 from k8s_check.kuberay import is_our_image, tag_of
 from k8s_check.pod_shapes import PodSpec, Volume
 from k8s_check.pods import in_clear
@@ -19,7 +19,10 @@ _ON_PODS: Final = {"PodDisruptionBudget": "selector", "NetworkPolicy": "podSelec
 
 def check(objects: list[Object], service: RayService) -> Iterator[str]:
     """All of this module's rules over the objects of one overlay."""
-    for rule_of_all in (namespaces, references, admission, policies.network_policies, redis.check, model_cache.check):
+    for rule_of_all in (
+        namespaces, references, admission, exposed.check, policies.network_policies, redis.check, credentials.check,
+        model_cache.check,
+    ):  # fmt: skip
         yield from _carefully(rule_of_all(objects, service))
     yield from monitoring.kinds(objects)
     for each in objects:
@@ -70,7 +73,7 @@ def admission(objects: list[Object], service: RayService) -> Iterator[str]:
 def references(objects: list[Object], service: RayService) -> Iterator[str]:
     """A ConfigMap or claim may be made elsewhere; nearly the name of one here that nobody mounts is a typo.
 
-    Secrets are made by hand, and not looked for.
+    Secrets are made by hand, and not looked for; those that are here: ``credentials``.
     """
     there = {(each["kind"], str(each["metadata"]["name"])) for each in objects}
     pods = [(group, spec.template.spec) for group, spec in service.groups()]

@@ -17,25 +17,45 @@ from typing import Any, Final
 import yaml
 
 from k8s_check.monitoring import queries
-from k8s_check.render import ROOT, Object
+from k8s_check.render import KUBECTL_VARIABLE, ROOT, Object
 
 LINTER_VARIABLE: Final = "ORCA_K8SLINT"
 PROMTOOL_VARIABLE: Final = "ORCA_PROMTOOL"
 KUBERNETES: Final = "1.35"
 """Version whose schemas core objects are held against."""
 MONITORING: Final = ROOT / "k8s" / "components" / "monitoring"
+_CORE_GROUPS: Final = frozenset(
+    {
+        "apps", "autoscaling", "batch", "extensions", "policy",
+        *(f"{each}.k8s.io" for each in (
+            "admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization",
+            "certificates", "coordination", "discovery", "events", "flowcontrol.apiserver", "internal.apiserver",
+            "networking", "node", "rbac.authorization", "resource", "scheduling", "storage", "storagemigration",
+        )),
+    }
+)  # fmt: skip
+"""Of Kubernetes itself. Other groups end in k8s.io as well: snapshots, the vertical autoscaler, the Gateway API."""
 
 
 class MissingToolError(Exception):
     """A tool is not there; the text says which, and how to name one."""
 
 
+def wrong_tools() -> list[str]:
+    """Variables that name a program or script that is not there."""
+    variables = (KUBECTL_VARIABLE, PROMTOOL_VARIABLE, LINTER_VARIABLE)
+    named = [(each, os.environ[each]) for each in variables if os.environ.get(each)]
+    return [
+        f"{variable}={path}: there is no such {'script' if variable == LINTER_VARIABLE else 'program'}"
+        for variable, path in named
+        if not (Path(path).is_file() if variable == LINTER_VARIABLE else shutil.which(path))
+    ]
+
+
 def is_custom(each: Object) -> bool:
     """Whether the kind comes from neither Kubernetes nor KubeRay."""
-    group = str(each["apiVersion"]).partition("/")[0]
-    if group in ("ray.io", "gateway.networking.k8s.io"):
-        return group != "ray.io"
-    return "." in group and not group.endswith(".k8s.io")
+    group = str(each.get("apiVersion")).rpartition("/")[0]
+    return "." in group and group != "ray.io" and group not in _CORE_GROUPS
 
 
 def core_problems(objects: list[Object]) -> list[str]:
@@ -45,13 +65,17 @@ def core_problems(objects: list[Object]) -> list[str]:
     library: Any = importlib.import_module("kubernetes_validate")
     problems = []
     for each in objects:
-        if is_custom(each) or str(each["apiVersion"]).startswith("ray.io/"):
+        if is_custom(each) or str(each.get("apiVersion")).startswith("ray.io/"):
             continue
+        name = f"{each['kind']}/{(each.get('metadata') or {}).get('name')}"
         try:
-            library.validate(each, KUBERNETES, strict=True)
+            library.validate({"apiVersion": "", **each}, KUBERNETES, strict=True)
         except library.ValidationError as error:
-            place = ".".join(map(str, error.path))
-            problems.append(f"{each['kind']}/{each['metadata']['name']}: {place}: {error.message}")
+            problems.append(f"{name}: {'.'.join(map(str, error.path))}: {error.message}")
+        except library.SchemaNotFoundError:
+            problems.append(
+                f"{name}: Kubernetes {KUBERNETES} knows no such kind in apiVersion {each.get('apiVersion')}"
+            )
     return problems
 
 
@@ -112,10 +136,10 @@ def _without_variables(text: str) -> str:
 
 
 def _promtool() -> str:
-    promtool = os.environ.get(PROMTOOL_VARIABLE) or shutil.which("promtool")
+    promtool = shutil.which(os.environ.get(PROMTOOL_VARIABLE) or "promtool")
     if promtool is None:
         raise MissingToolError(f"no promtool ({PROMTOOL_VARIABLE}=PATH names one; Debian: prometheus)")
-    return promtool
+    return str(Path(promtool).absolute())
 
 
 def _run(promtool: str, folder: str, verb: str, file: str) -> Iterator[str]:

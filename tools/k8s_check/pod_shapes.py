@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from k8s_check.shapes import Container, Labels, Metadata, Quantity, Shape
+from k8s_check.shapes import Container, Labels, Metadata, Quantity, Resources, Shape
+
+
+class KeyToPath(Shape):
+    """A key, and the file that it becomes."""
+
+    key: str
+    path: str
 
 
 class SecretVolume(Shape):
     """Files from a Secret."""
 
     secret_name: str
+    items: list[KeyToPath] = Field(default=[])
     default_mode: int = 0o644
     optional: bool = False
 
@@ -71,6 +79,21 @@ class Selector(Shape):
     match_labels: Labels = Field(default={})
 
 
+class Toleration(Shape):
+    """Of a taint; an empty effect means all."""
+
+    operator: Literal["", "Equal", "Exists", "Lt", "Gt"] | None = None
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Spread(Shape):
+    """Of pods over nodes."""
+
+    max_skew: int
+    topology_key: str
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+
+
 class PodSpec(Shape):
     """One pod."""
 
@@ -82,6 +105,8 @@ class PodSpec(Shape):
     restart_policy: Literal["Always", "OnFailure", "Never"] | None = None
     automount_service_account_token: bool = True
     node_selector: Labels = Field(default={})
+    tolerations: list[Toleration] = Field(default=[])
+    topology_spread_constraints: list[Spread] = Field(default=[])
 
 
 class PodTemplate(Shape):
@@ -100,6 +125,20 @@ class Budget(Shape):
     selector: Selector = Selector()
 
 
+class ClaimSpec(Shape):
+    """Of a PersistentVolumeClaim."""
+
+    access_modes: list[str] = Field(default=[])
+    resources: Resources = Resources()
+
+
+class Claim(Shape):
+    """A claim that a StatefulSet makes for each pod."""
+
+    metadata: Metadata
+    spec: ClaimSpec
+
+
 class JobSpec(Shape):
     """Of a Job."""
 
@@ -115,4 +154,4 @@ class StatefulSetSpec(Shape):
     replicas: int = 1
     selector: Selector
     template: PodTemplate
-    volume_claim_templates: list[Any] = Field(default=[])
+    volume_claim_templates: list[Claim] = Field(default=[])

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Final
 
-from deployment.config_sections import API_KEYS_ENVIRONMENT
+from deployment.haproxy import BINARY_VARIABLE
 from k8s_check.facts import NEEDED, SERVE_ENVIRONMENT, SHARED_PREFIXES, Facts
 from k8s_check.kuberay import Rule, is_our_image
 from k8s_check.pod_shapes import PodSpec
 from k8s_check.ray_shapes import Group, RayService
 from k8s_check.shapes import Container, ContainerSecurity
 
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _USER: Final = (1000, 100)
 """Of the image."""
+_HAPROXY: Final = "/usr/local/bin/orca-haproxy"
+"""In the image."""
 _SECRET: Final = re.compile(
     r"(^|_)(PASSWORD|SECRET|SECRET_ACCESS_KEY|API_KEY|REDISCLI_AUTH|(ACCESS|API|AUTH|BEARER|GITHUB|HF|HUB|SECRET)_TOKEN)$"
 )
@@ -45,7 +47,11 @@ def environment(service: RayService, _: Facts) -> Iterator[str]:
     """Serve's parts on head and workers read the same variables, and must read the same."""
     shared = {group: _shared(spec.container) for group, spec in service.groups()}
     head = shared["head"]
-    for group, own in shared.items():
+    for group, spec in service.groups():
+        own = shared[group]
+        path = own.get(BINARY_VARIABLE, _HAPROXY)
+        if is_our_image(spec.container.image) and path != _HAPROXY:
+            yield f"{group}: env {BINARY_VARIABLE} is {path}, the image has {_HAPROXY}"
         for variable in NEEDED:
             if variable not in own:
                 yield f"{group}: env {variable} is missing"
@@ -55,22 +61,6 @@ def environment(service: RayService, _: Facts) -> Iterator[str]:
             if head.get(variable) != own.get(variable):
                 here, there = own.get(variable), head.get(variable)
                 yield f"{group}: env {variable} must be the same as on the head: {here} / {there}"
-
-
-def keys(service: RayService, _: Facts) -> Iterator[str]:
-    """A file of API keys comes from a Secret, mounted as a folder so that changes arrive."""
-    for group, spec in service.groups():
-        path = spec.container.value(API_KEYS_ENVIRONMENT)
-        if path is None:
-            continue
-        folder = str(PurePosixPath(path).parent)
-        mount = next((each for each in spec.container.volume_mounts if each.mount_path in (folder, path)), None)
-        if mount is None:
-            yield f"{group}: {API_KEYS_ENVIRONMENT} names {path}, but nothing is mounted at {folder}"
-        elif mount.sub_path is not None:
-            yield f"{group}: the API keys must not be mounted by subPath: a changed Secret would never arrive"
-        elif not any(volume.name == mount.name and volume.secret for volume in spec.template.spec.volumes):
-            yield f"{group}: the API keys must come from a Secret"
 
 
 def secrets(service: RayService, _: Facts) -> Iterator[str]:
@@ -119,8 +109,8 @@ def security(service: RayService, _: Facts) -> Iterator[str]:
 
 def leaving(service: RayService, _: Facts) -> Iterator[str]:
     """How a pod goes. Probes are the operator's: our own would replace them."""
-    if service.head.template.metadata.annotations.get("cluster-autoscaler.kubernetes.io/safe-to-evict") != "false":
-        yield 'head: needs the annotation cluster-autoscaler.kubernetes.io/safe-to-evict: "false"'
+    if service.head.template.metadata.annotations.get(SAFE_TO_EVICT) != "false":
+        yield f'head: needs the annotation {SAFE_TO_EVICT}: "false"'
     for group, spec in service.groups():
         container = spec.container
         if container.liveness_probe or container.readiness_probe or container.startup_probe:
@@ -168,5 +158,5 @@ def _twice(all_names: list[str]) -> list[str]:
     return sorted({each for each in all_names if all_names.count(each) > 1})
 
 
-RULES: Final[tuple[Rule, ...]] = (names, environment, keys, secrets, security, leaving)
+RULES: Final[tuple[Rule, ...]] = (names, environment, secrets, security, leaving)
 """Each says what is wrong; nothing where all is well."""

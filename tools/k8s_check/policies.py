@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from k8s_check.exposed import INNER
 from k8s_check.pod_shapes import Budget
 from k8s_check.ray_shapes import Group, RayService
 from k8s_check.render import Object
@@ -12,8 +14,10 @@ from k8s_check.selecting import other_pods, our_pods, selects
 
 _AGENT: Final = 52365
 """Of every node; the operator asks it. No container declares it."""
-_INNER: Final = {6379: "GCS", 8265: "dashboard", _AGENT: "agent"}
-"""Whoever reaches these can run code, or could before there were tokens."""
+_OPERATOR: Final = "kuberay-operator"
+_OPERATOR_LABELS: Final = ("app.kubernetes.io/name", "app.kubernetes.io/component")
+"""Where helm says so, and where KubeRay's own manifests do."""
+_DASHBOARD: Final = 8265
 _ANYWHERE: Final = ("0.0.0.0/0", "::/0")
 
 
@@ -54,6 +58,8 @@ def network_policies(objects: list[Object], service: RayService) -> Iterator[str
         kinds = {kind for each in closing for kind in each.get("policyTypes") or ["Ingress"]}
         if "Egress" in kinds and not any(each.get("egress") for each in closing):
             yield f"NetworkPolicy: policyTypes has Egress and there is no egress rule: {group} reaches nobody"
+        elif "Egress" in kinds and not _lets_out(ours, [rule for each in closing for rule in each.get("egress") or []]):
+            yield f"NetworkPolicy: {group}: egress must let the pods of the cluster reach each other on every port"
         if "Ingress" in kinds:
             rules = [rule for each in closing for rule in each.get("ingress") or []]
             scraped = any(each["kind"] == "PodMonitor" for each in objects)
@@ -89,10 +95,37 @@ def _ingress(
         if not any(_lets_in(rule, number, name) and not _only(ours, rule) for rule in rules):
             yield f"{group}: lets nobody reach port {number} ({name})"
     for rule in rules:
+        if _lets_in(rule, _DASHBOARD, "dashboard"):
+            yield from (f"{group}: {said}" for said in _operator(rule, ours))
         if _is_open(rule):
-            for number, name in _INNER.items():
+            for number, name in INNER.items():
                 if _lets_in(rule, number, name):
                     yield f"{group}: opens port {number} ({name}) to everybody"
+
+
+def _operator(rule: Mapping[str, Any], ours: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """A label that is nearly the operator's: it would never deploy the Serve config. Helm may give it another name."""
+    others = [
+        peer["podSelector"]
+        for peer in rule.get("from") or []
+        if peer.get("podSelector") and not any(selects(peer["podSelector"], labels) for labels in ours.values())
+    ]
+    values = [str((each.get("matchLabels") or {}).get(key, "")) for each in others for key in _OPERATOR_LABELS]
+    for value in values:
+        typo = _OPERATOR not in value and difflib.get_close_matches(value, [_OPERATOR], cutoff=0.9)
+        if (value == "kuberay" or typo) and _OPERATOR not in values:
+            yield (
+                f"port {_DASHBOARD} (dashboard): {value!r} is no label of KubeRay's operator: "
+                f"{_OPERATOR_LABELS[0]} (helm) or {_OPERATOR_LABELS[1]}: {_OPERATOR}"
+            )
+
+
+def _lets_out(ours: Mapping[str, Mapping[str, str]], rules: list[dict[str, Any]]) -> bool:
+    """Whether egress rules let our pods reach each other on all ports; a range of addresses may be that of pods."""
+    every = [rule for rule in rules if not rule.get("ports")]
+    return any(
+        _lets_all_of(ours, {"from": rule.get("to")}) or any("ipBlock" in peer for peer in rule["to"]) for rule in every
+    )
 
 
 def _lets_all_of(ours: Mapping[str, Mapping[str, str]], rule: Mapping[str, Any]) -> bool:
@@ -124,8 +157,10 @@ def _lets_in(rule: Mapping[str, Any], number: int, name: str) -> bool:
 
 
 def _is_open(rule: Mapping[str, Any]) -> bool:
+    """Everybody, or every pod of every namespace: `namespaceSelector: {}` alone is no less."""
     return not rule.get("from") or any(
-        (peer.get("ipBlock") or {}).get("cidr") in _ANYWHERE and not peer["ipBlock"].get("except")
+        ((peer.get("ipBlock") or {}).get("cidr") in _ANYWHERE and not peer["ipBlock"].get("except"))
+        or (peer.get("namespaceSelector") == {} and not peer.get("podSelector"))
         for peer in rule["from"]
     )
 

@@ -38,6 +38,7 @@ class AuthOptions(Shape):
     """Ray's own calls and dashboard."""
 
     mode: Literal["disabled", "token"]
+    enable_k8s_token_auth: bool | None = Field(default=None, alias="enableK8sTokenAuth")
 
 
 class RedisPassword(Shape):
@@ -66,12 +67,34 @@ class Group(Shape):
     """What head and workers share."""
 
     ray_start_params: dict[str, str] = Field(default={})
+    resources: dict[str, str] = Field(default={})
     template: PodTemplate
 
     @property
     def container(self) -> Container:
         """The one that runs Ray."""
         return self.template.spec.containers[0]
+
+
+class HeadServiceSpec(Shape):
+    """Of the head's service; the operator fills in what is left out."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = None
+
+
+class HeadService(Shape):
+    """The service in front of the dashboard."""
+
+    metadata: Metadata = Metadata()
+    spec: HeadServiceSpec = HeadServiceSpec()
+
+
+class Head(Group):
+    """The head."""
+
+    enable_ingress: bool | None = None
+    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = None
+    head_service: HeadService | None = None
 
 
 class Workers(Group):
@@ -82,6 +105,7 @@ class Workers(Group):
     min_replicas: int
     max_replicas: int
     idle_timeout_seconds: int | None = None
+    suspend: bool | None = None
     num_of_hosts: int = 1
 
 
@@ -93,7 +117,7 @@ class Cluster(Shape):
     autoscaler_options: AutoscalerOptions = AutoscalerOptions()
     auth_options: AuthOptions | None = None
     gcs_fault_tolerance_options: FaultTolerance | None = None
-    head_group_spec: Group
+    head_group_spec: Head
     worker_group_specs: list[Workers] = Field(min_length=1)
     upgrade_strategy: Upgrade | None = None
     managed_by: Manager | None = None
@@ -105,6 +129,7 @@ class ServicePort(Shape):
     name: str
     port: Port
     target_port: Port | str | None = None
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
     app_protocol: str | None = None
 
 
@@ -114,6 +139,7 @@ class ServiceSpec(Shape):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     cluster_i_p: str | None = Field(default=None, alias="clusterIP")
     ports: list[ServicePort]
+    publish_not_ready_addresses: bool = False
 
 
 class ServeService(Shape):
@@ -149,7 +175,7 @@ class RayService(Shape):
         return self.spec.ray_cluster_config
 
     @property
-    def head(self) -> Group:
+    def head(self) -> Head:
         """Its head."""
         return self.cluster.head_group_spec
 

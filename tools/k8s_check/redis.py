@@ -23,12 +23,20 @@ def check(objects: list[Object], service: RayService) -> Iterator[str]:
     if not host or not text.isdigit():
         yield f"{where} must be host:port"
         return
-    name = host.partition(".")[0]
+    name, *rest = host.split(".")
+    if len(rest) > 1 and rest[1] != "svc":
+        return  # of another domain
     if name not in services:
         near = difflib.get_close_matches(name, services, n=1, cutoff=0.8)
         if near:
             yield f"{where}: there is no Service of that name; did you mean {near[0]}?"
         return
+    own = services[name]["metadata"].get("namespace") or ""
+    if rest and rest[0] != own:
+        yield f"{where}: the Service {name} that is here is in namespace {own}"
+        return
+    if not rest and own != service.metadata.namespace:
+        yield f"{where}: the Service is in namespace {own}, and has to be named with it"
     yield from (f"{where}: {said}" for said in _service(services[name], int(text), options, objects, service))
 
 

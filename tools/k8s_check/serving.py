@@ -9,8 +9,8 @@ from deployment.config import AppConfig
 from deployment.serve_file import ServeFile, parse_serve_text
 from k8s_check import room, serve_rules
 from k8s_check.facts import Facts
-from k8s_check.pods import sleep_s
-from k8s_check.ray_shapes import RayService, Workers
+from k8s_check.pods import SAFE_TO_EVICT, sleep_s
+from k8s_check.ray_shapes import Group, RayService, ServicePort, Workers
 from orca_core.errors import ConfigError
 
 _LOOPBACK: Final = ("127.", "localhost", "::1")
@@ -19,6 +19,10 @@ _RAY_DRAIN_S: Final = 30.0
 """Ray's own, where the variable is not set."""
 _HARD_STOP: Final = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
 _HARD_STOP_S: Final = 120.0
+_TO_END_S: Final = 20
+"""From the end of Ray's drain to that of the container."""
+_EVICTION_S: Final = 600
+"""Of the cluster autoscaler: --max-graceful-termination-sec, as it comes."""
 _H2C: Final = "kubernetes.io/h2c"
 
 
@@ -75,14 +79,11 @@ def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
         return
     if given.spec.cluster_i_p != "None":
         yield "serveService must be headless (clusterIP: None), or a gRPC client stays with one pod"
+    if given.spec.publish_not_ready_addresses:
+        yield "serveService: publishNotReadyAddresses sends clients to pods that do not serve yet, or no more"
     on_head = {port.name for port in service.head.container.ports}
     for port in given.spec.ports:
-        if port.name != "serve" and not port.name.startswith("serve-"):
-            yield f"serveService: port {port.name!r} is dropped by the operator: it must be serve or serve-*"
-        elif port.name not in on_head:
-            yield f"serveService: port {port.name!r} is dropped by the operator: the head declares none of that name"
-        if port.port != (port.target_port or port.port):
-            yield f"serveService: port {port.name!r}: a headless service cannot map {port.port} to {port.target_port}"
+        yield from (f"serveService: port {port.name!r} {said}" for said in _serve_port(port, on_head))
     numbers = {port.port: port for port in given.spec.ports}
     for number in (file.http_port, file.grpc_port):
         if number not in numbers:
@@ -92,8 +93,19 @@ def serve_service(service: RayService, file: ServeFile) -> Iterator[str]:
         yield f"serveService: port {grpc.name!r} needs appProtocol: {_H2C}, by which gateways know HTTP/2"
 
 
+def _serve_port(port: ServicePort, on_head: set[str]) -> Iterator[str]:
+    if port.name != "serve" and not port.name.startswith("serve-"):
+        yield "is dropped by the operator: it must be serve or serve-*"
+    elif port.name not in on_head:
+        yield "is dropped by the operator: the head declares none of that name"
+    if port.protocol != "TCP":
+        yield f"must be TCP, not {port.protocol}"
+    if port.port != (port.target_port or port.port):
+        yield f"cannot be mapped from {port.port} to {port.target_port}: the service is headless"
+
+
 def leaving(service: RayService, file: ServeFile) -> Iterator[str]:
-    """Longest request <= drain <= Serve's graceful shutdown < Ray's drain; sleep + Ray's drain < grace."""
+    """Longest request <= drain <= Serve's graceful shutdown < Ray's drain; sleep + Ray's drain + the end <= grace."""
     longest, drain = file.app.limits.max_request_seconds, file.app.drain.timeout_s
     if drain < longest:
         yield f"serveConfigV2: drain.timeout_s {drain:g} must be at least limits.max_request_seconds {longest:g}"
@@ -101,24 +113,44 @@ def leaving(service: RayService, file: ServeFile) -> Iterator[str]:
     if graceful < drain:
         yield f"Serve's graceful shutdown {graceful:g} s must be at least drain.timeout_s {drain:g}"
     for group, spec in service.groups():
-        drain_of_ray = _number(spec.container.value(_DRAIN), _RAY_DRAIN_S)
-        sleep, grace = sleep_s(spec), spec.template.spec.termination_grace_period_seconds
-        if drain_of_ray <= 0:
-            yield f"{group}: {_DRAIN} must be above 0, or SIGTERM cuts open streams"
-        if isinstance(spec, Workers) and drain_of_ray <= graceful:
-            yield f"{group}: {_DRAIN} {drain_of_ray:g} must be above Serve's graceful shutdown of {graceful:g} s"
-        if sleep + drain_of_ray >= grace:
-            yield f"{group}: preStop {sleep} s + drain {drain_of_ray:g} s do not fit into a grace period of {grace} s"
-        hard_stop = _number(spec.container.value(_HARD_STOP), _HARD_STOP_S)
-        if hard_stop < longest:
-            yield f"{group}: {_HARD_STOP} {hard_stop:g} cuts requests of {longest:g} s when HAProxy is replaced"
+        yield from (f"{group}: {said}" for said in _leaves(spec, longest, graceful))
+
+
+def _leaves(spec: Group, longest: float, graceful: float) -> Iterator[str]:
+    """The sums of one pod."""
+    seconds = {}
+    for variable, of_ray in ((_DRAIN, _RAY_DRAIN_S), (_HARD_STOP, _HARD_STOP_S)):
+        given = spec.container.value(variable)
+        try:
+            seconds[variable] = of_ray if given is None else float(given)
+        except ValueError:
+            yield f"{variable} {given!r} must be a number of seconds, without a unit"
+    drain, grace = seconds.get(_DRAIN), spec.template.spec.termination_grace_period_seconds
+    if drain is not None:
+        sleep = sleep_s(spec)
+        if drain <= 0:
+            yield f"{_DRAIN} must be above 0, or SIGTERM cuts open streams"
+        if isinstance(spec, Workers) and drain <= graceful:
+            yield f"{_DRAIN} {drain:g} must be above Serve's graceful shutdown of {graceful:g} s"
+        if sleep + drain + _TO_END_S > grace:
+            yield (
+                f"preStop {sleep} s + drain {drain:g} s + {_TO_END_S} s to end do not fit into a grace period of "
+                f"{grace} s"
+            )
+    if grace > _EVICTION_S and spec.template.metadata.annotations.get(SAFE_TO_EVICT) != "false":
+        yield (
+            f"a grace period of {grace} s: the cluster autoscaler gives a pod {_EVICTION_S} s, and then cuts its "
+            f'streams, unless it is told to leave the node: annotation {SAFE_TO_EVICT}: "false"'
+        )
+    if _HARD_STOP in seconds and seconds[_HARD_STOP] <= longest:
+        yield f"{_HARD_STOP} {seconds[_HARD_STOP]:g} cuts requests of {longest:g} s when HAProxy is replaced"
 
 
 def upgrades(service: RayService, file: ServeFile) -> Iterator[str]:
     """The old cluster of an upgrade is there until its last stream has ended."""
     delay, longest = service.spec.ray_cluster_deletion_delay_seconds, file.app.limits.max_request_seconds
-    if delay < longest:
-        yield f"rayClusterDeletionDelaySeconds {delay} is below limits.max_request_seconds {longest:g}"
+    if delay <= longest:
+        yield f"rayClusterDeletionDelaySeconds {delay} must be above limits.max_request_seconds {longest:g}"
 
 
 def graceful_shutdown_s(app: AppConfig) -> float:
@@ -126,10 +158,3 @@ def graceful_shutdown_s(app: AppConfig) -> float:
     from deployment.app import ingress_options, replica_options
 
     return max(float(options(app)["graceful_shutdown_timeout_s"]) for options in (replica_options, ingress_options))
-
-
-def _number(value: str | None, default: float) -> float:
-    try:
-        return default if value is None else float(value)
-    except ValueError:
-        return 0.0
