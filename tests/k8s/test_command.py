@@ -67,17 +67,21 @@ def test_a_component_brings_its_image_under_its_first_name(
 REMOVES = "{$patch: delete, apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: orca-workers}}"
 
 
+LOOKS = '[{"op": "test", "path": "/kind", "value": "RayService"}]'
+"""A patch that changes nothing. An empty one is refused by older kustomize."""
+
+
 @pytest.mark.parametrize(
     ("target", "patch", "said"),
     [
         (
             "{kind: RayService, name: orka}",
-            "[]",
+            LOOKS,
             "no object is RayService/orka: kustomize changes nothing; did you mean orca",
         ),
-        ("{kind: Rayservice}", "[]", "no object is Rayservice: kustomize changes nothing; did you mean RayService?"),
-        ("{kind: RayService, name: or.*}", "[]", ""),
-        ("{labelSelector: a=b}", "[]", ""),
+        ("{kind: Rayservice}", LOOKS, "no object is Rayservice: kustomize changes nothing; did you mean RayService?"),
+        ("{kind: RayService, name: or.*}", LOOKS, ""),
+        ("{labelSelector: a=b}", LOOKS, ""),
         ("{kind: PodDisruptionBudget}", REMOVES, ""),
     ],
 )
