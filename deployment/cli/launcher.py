@@ -12,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Final
+from urllib.request import ProxyHandler, build_opener
 
 import ray
 from ray import serve
@@ -38,6 +40,7 @@ from orca_core.source import resolve_source
 _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
+_PROBE_S: Final = 5.0
 _PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
 
 
@@ -269,12 +272,20 @@ class Launcher:
         host = _reachable(self._file.host)
         while time.monotonic() < deadline:
             with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
-                with suppress(UnauthenticatedError):  # an answer, too
+                with suppress(UnauthenticatedError):  # of an ingress that may know of no replica yet
                     client.model()
-                return
+                if _is_ready(f"http://{host}:{self._file.http_port}/readyz"):
+                    return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
 
 
 def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+
+
+def _is_ready(url: str) -> bool:
+    """Whether the probe says so; it needs no key. Past any proxy that the environment names."""
+    with suppress(OSError), build_opener(ProxyHandler({})).open(url, timeout=_PROBE_S) as answer:
+        return int(answer.status) == HTTPStatus.OK
+    return False
