@@ -272,10 +272,12 @@ class Launcher:
         host = _reachable(self._file.host)
         while time.monotonic() < deadline:
             with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
-                with suppress(UnauthenticatedError):  # of an ingress that may know of no replica yet
+                try:
                     client.model()
-                if _is_ready(f"http://{host}:{self._file.http_port}/readyz"):
                     return
+                except UnauthenticatedError:  # of an ingress that may know of no replica yet
+                    if _is_ready(f"http://{host}:{self._file.http_port}/readyz"):
+                        return
             time.sleep(_POLL_S)
         raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
 
