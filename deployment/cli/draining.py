@@ -43,15 +43,21 @@ class Doors:
     def __init__(self, ingresses: Any) -> None:
         self._ingresses = ingresses
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="orca-doors", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="orca-doors", daemon=True)
+        self._thread.start()
         try:
             self._run(self._meet())
         except Exception as error:  # they will be asked again
             _log.warning("no ingress has answered yet: %s", error)
 
     def close(self, timeout_s: float) -> None:
-        """See ``close_doors``. Blocks."""
-        self._run(close_doors(self._ingresses, timeout_s))
+        """See ``close_doors``. Blocks. The handle is of no use then."""
+        try:
+            self._run(close_doors(self._ingresses, timeout_s))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     async def _meet(self) -> None:
         await self._ingresses.broadcast("share").results_async(timeout_s=_ANSWER_S)
