@@ -200,7 +200,7 @@ class IngressSection(Section):
     """Ingress actors. Each has a waiting line of its own."""
     num_cpus: float = Field(default=0.0, ge=0)
     """CPUs of one, as Ray counts them; 0 = share what the replicas leave."""
-    coalesce_s: float = Field(default=0.05, ge=0, le=1)
+    coalesce_s: float = Field(default=0.1, ge=0, le=1)
     """Where there is no CPU to be had for a message a token, tokens of one stream that come within so many seconds
     share one, the first token apart; 0 = never."""
 

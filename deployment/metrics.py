@@ -7,6 +7,7 @@ Nothing here is called for a token: once a request, an iteration, or a report of
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
@@ -179,6 +180,10 @@ class IngressMetrics:
         self._failovers(1)
 
 
+MOST_UNRECORDED: Final = 1000
+"""Iterations that may wait to be recorded, should the event loop not come to it."""
+
+
 class ReplicaMetrics:
     """What a replica records. ``on_iteration`` is called by the loop thread, all else by the event loop."""
 
@@ -186,15 +191,26 @@ class ReplicaMetrics:
         self._tags: Mapping[str, Any] = {"replica": replica}
         self._gauges = {name: registry.make(spec) for name, spec in _LOAD_SPECS.items()}
         self._iterations, self._seconds, self._requests, self._tokens = map(registry.make, _ITERATION_SPECS)
+        self._unrecorded: deque[Iteration] = deque()
         self._broken = False
 
     def on_iteration(self, iteration: Iteration) -> None:
-        """An observer of iterations: never raises, since that would end the loop."""
+        """An observer of iterations. Only kept here, see ``iterations``: the device waits for the loop thread."""
+        self._unrecorded.append(iteration)
+        if len(self._unrecorded) > MOST_UNRECORDED:
+            self.iterations()
+
+    def iterations(self) -> None:
+        """Record the iterations there have been since the last call. Never raises."""
         try:
-            self._iterations(1, **self._tags)
-            self._seconds(iteration.seconds, **self._tags)
-            self._requests(len(iteration.parts), **self._tags)
-            self._tokens(iteration.n_tokens, **self._tags)
+            for _ in range(len(self._unrecorded)):
+                iteration = self._unrecorded.popleft()
+                self._iterations(1, **self._tags)
+                self._seconds(iteration.seconds, **self._tags)
+                self._requests(len(iteration.parts), **self._tags)
+                self._tokens(iteration.n_tokens, **self._tags)
+        except IndexError:  # another thread was faster
+            pass
         except Exception:
             if not self._broken:
                 _log.exception("iterations are not recorded")

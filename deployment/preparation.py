@@ -21,6 +21,10 @@ MAX_MESSAGES: Final = 4096
 LARGE_BYTES: Final = 64 * 1024
 """Texts from that size on are tokenised in a lane of their own: 4 MiB take seconds, a usual prompt a millisecond."""
 
+SHORT_BYTES: Final = 512
+"""Texts up to that size are tokenised at once: it takes no longer than going to a thread and back, tenths of a
+millisecond."""
+
 MAX_LARGE: Final = 8
 """Large texts that are tokenised or wait for it; the next one is refused."""
 
@@ -46,8 +50,9 @@ class IngressTokenizer(Protocol):
 class Preparation:
     """Checks calls against the limits and turns their text into token ids.
 
-    Texts are measured before they are tokenised, and tokenised in threads: one for large texts, one for all others, so
-    that a large one holds up neither the event loop nor the small ones. ``tokenizer`` may be used from several threads.
+    Texts are measured before they are tokenised. Short prompts are at once, all else in threads: one for large texts,
+    one for others, so that a large one holds up neither the event loop nor the small ones. ``tokenizer`` may be used
+    from several threads.
     """
 
     def __init__(self, config: AppConfig, tokenizer: IngressTokenizer) -> None:
@@ -101,7 +106,10 @@ class Preparation:
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a text. Raises ``PayloadTooLargeError`` and ``OverloadedError``."""
-        token_ids: list[int] = await self._in_lane(self._check_bytes(text), self._tokenizer.encode, text)
+        n_bytes = self._check_bytes(text)
+        if n_bytes <= SHORT_BYTES:
+            return self._tokenizer.encode(text)
+        token_ids: list[int] = await self._in_lane(n_bytes, self._tokenizer.encode, text)
         return token_ids
 
     async def decode(self, token_ids: Sequence[int]) -> str:

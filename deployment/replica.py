@@ -36,6 +36,9 @@ computed for it."""
 
 LEASE_BEATS: Final = 6.0
 
+HEAD_START_S: Final = 0.001
+"""Before an idle engine's first requests are acknowledged."""
+
 LINE_FRESH_S: Final = 5.0
 """What an ingress said of its line counts for so long: one that has died must not leave a queue behind."""
 
@@ -143,6 +146,7 @@ class Replica:
             async with aclosing(outlet.parcels()) as parcels:
                 async for parcel in parcels:
                     yield parcel
+                    self._metrics.iterations()  # after it was sent: nobody waits for these
         finally:
             outlet.close()
             if self._attached.get(ingress_id) is attached:
@@ -152,6 +156,8 @@ class Replica:
         self, to: Pinned, link_id: str, submissions: tuple[Submission, ...]
     ) -> tuple[Accepted | Rejected | OrcaError | Failed, ...]:
         """``submit`` for each, in their order; an error is the answer to its own request, and the others go on."""
+        load = self._engine.load()
+        was_idle = not load.running and not load.waiting
         answers: list[Accepted | Rejected | OrcaError | Failed] = []
         for request, client_request_id in submissions:
             try:
@@ -161,6 +167,10 @@ class Replica:
             except Exception as error:
                 _log.exception("request %s could not be submitted", request.request_id)
                 answers.append(Failed(type(error).__name__))
+        if was_idle and any(isinstance(answer, Accepted) for answer in answers):
+            # The engine's thread has been woken and needs the interpreter, which it would get once this answer is on
+            # its way, half a millisecond later. Nobody waits for the answer: words may come before it.
+            await asyncio.sleep(HEAD_START_S)
         return tuple(answers)
 
     def submit(self, request: GenerationRequest, link_id: str, client_request_id: str) -> Accepted | Rejected:
@@ -249,6 +259,7 @@ class Replica:
         if ingress_id:
             self._lines[ingress_id] = line, self._clock()
         load, well = self._standing()
+        self._metrics.iterations()
         self._metrics.load(load)  # asked for whether there is work or not, so that the gauges come back to zero
         return ReplicaReport(self._name, self._engine.info(), load, self._clock(), well)
 

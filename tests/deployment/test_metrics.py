@@ -15,8 +15,9 @@ from deployment.auth import ApiKeys
 from deployment.config import AppConfig
 from deployment.grpc_messages import call_from_pb
 from deployment.ingress import Ingress
-from deployment.metrics import SPECS, RayRegistry, ReplicaMetrics, Spec
+from deployment.metrics import MOST_UNRECORDED, SPECS, RayRegistry, ReplicaMetrics, Spec
 from deployment.openai_requests import parse_chat
+from deployment.parcels import Pinned
 from deployment.pb.orca.v1 import orca_pb2 as pb
 from deployment.replica import Replica
 from deployment.serving import GenerationCall, ServedChunk
@@ -267,6 +268,9 @@ def test_an_iteration_is_four_records(registry: FakeRegistry) -> None:
     recorded = ReplicaMetrics(registry, "r1")
     recorded.on_iteration(ITERATION)
     recorded.on_iteration(ITERATION)
+    assert not registry.values, "a call into Ray while the device waits"
+    recorded.iterations()
+    recorded.iterations()
     assert registry.total("orca_iterations_total", replica="r1") == 2
     assert registry.of("orca_iteration_seconds") == [0.25, 0.25]
     assert registry.of("orca_iteration_requests") == [2, 2]
@@ -285,4 +289,27 @@ def test_broken_metrics_do_not_end_the_loop(caplog: pytest.LogCaptureFixture) ->
     recorded = ReplicaMetrics(Broken(), "r1")
     for _ in range(3):
         recorded.on_iteration(ITERATION)
+        recorded.iterations()
     assert len(caplog.records) == 1
+
+
+async def test_iterations_are_recorded_as_their_words_leave(registry: FakeRegistry) -> None:
+    recorded = ReplicaMetrics(registry, "r1")
+    replica = Replica(SteppingEngine(), "r1", metrics=recorded)
+    parcels = replica.attach(Pinned("r1"), "i", "link")
+    await anext(parcels)
+    recorded.on_iteration(ITERATION)
+    next_parcel = asyncio.ensure_future(anext(parcels))
+    await settle()
+    assert registry.of("orca_iteration_tokens") == [8]
+    recorded.on_iteration(ITERATION)
+    await replica.report("i")  # where nobody is told anything, an ingress still asks
+    assert registry.of("orca_iteration_tokens") == [8, 8]
+    next_parcel.cancel()
+
+
+def test_iterations_that_nobody_records_do_not_pile_up(registry: FakeRegistry) -> None:
+    recorded = ReplicaMetrics(registry, "r1")
+    for _ in range(MOST_UNRECORDED + 1):
+        recorded.on_iteration(ITERATION)
+    assert registry.total("orca_iterations_total", replica="r1") == MOST_UNRECORDED + 1

@@ -129,6 +129,24 @@ async def test_several_at_once_are_answered_one_by_one(bench: Bench) -> None:
     assert pickle.loads(pickle.dumps(answers[3])) == answers[3]
 
 
+async def test_an_idle_engine_begins_before_its_first_requests_are_acknowledged(bench: Bench) -> None:
+    def is_answered_at_once(name: str) -> bool:
+        asked = bench.replica.submit_all(HERE, "link", (Submission(a_request(name, 5), "mine"),))
+        try:
+            asked.send(None)
+        except StopIteration:
+            return True
+        asked.close()
+        return False
+
+    parcels = await bench.attach()
+    assert not is_answered_at_once("r1")
+    assert list(bench.engine.running) == ["r1"]
+    assert is_answered_at_once("r2")
+    await parcels.aclose()
+    assert is_answered_at_once("r3"), "turned down: there is nothing to begin"
+
+
 async def test_a_dropped_request_ends(bench: Bench) -> None:
     parcels = await bench.attach()
     await bench.submit(a_request())

@@ -14,6 +14,21 @@ constexpr int kSpins = 1000;  // some 40 microseconds: longer than the pause bet
 
 uint64_t pack(uint32_t epoch, uint64_t first, uint64_t end) { return uint64_t{epoch} << 32 | first << 16 | end; }
 
+// Where a thread may run; one that the system will not have there goes on where it is.
+bool hold(pthread_t thread, const cpu_set_t& set) { return pthread_setaffinity_np(thread, sizeof set, &set) == 0; }
+
+// The i-th CPU of a set.
+cpu_set_t only(const cpu_set_t& set, int i) {
+  int cpu = 0;
+  for (; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set) && i-- == 0) break;
+  }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  return one;
+}
+
 std::atomic<Workers*> g_shared{nullptr};
 
 }  // namespace
@@ -34,17 +49,38 @@ Workers& Workers::shared() {
 Workers::Session::Session(int n_threads) : workers_(&shared()), n_threads_(1) {
   if (n_threads <= 1 || !workers_->taken_.try_lock()) return;
   n_threads_ = workers_->grow(n_threads < kMaxThreads ? n_threads : kMaxThreads);
-  if (n_threads_ == 1) workers_->taken_.unlock();
+  if (n_threads_ == 1) {
+    workers_->taken_.unlock();
+  } else if (sched_getaffinity(0, sizeof allowed_, &allowed_) == 0) {
+    is_held_ = workers_->place(n_threads_, allowed_) && hold(pthread_self(), only(allowed_, 0));
+  }
 }
 
 Workers::Session::~Session() {
+  if (is_held_) hold(pthread_self(), allowed_);  // what it starts next would inherit that one CPU
   if (n_threads_ > 1) workers_->taken_.unlock();
+}
+
+// Gives each worker the CPUs that it should have; returns whether that is one for each, the first being the caller's.
+bool Workers::place(int n_threads, const cpu_set_t& allowed) {
+  const bool one_each = CPU_COUNT(&allowed) == n_threads;
+  if (n_placed_ != n_threads || !CPU_EQUAL(&placed_, &allowed)) {
+    for (int i = 0; i < static_cast<int>(threads_.size()); ++i) {
+      hold(threads_[i], one_each && i + 1 < n_threads ? only(allowed, i + 1) : allowed);
+    }
+    n_placed_ = n_threads, placed_ = allowed;
+  }
+  return one_each;
 }
 
 int Workers::grow(int n_threads) noexcept {
   try {
     for (; n_alive_ < n_threads; ++n_alive_) {
-      std::thread(&Workers::live, this, n_alive_, epoch_.load()).detach();
+      threads_.reserve(n_threads);
+      std::thread thread(&Workers::live, this, n_alive_, epoch_.load());
+      threads_.push_back(thread.native_handle());
+      thread.detach();
+      n_placed_ = 0;  // it has what its maker has
     }
   } catch (const std::exception&) {  // a limit on processes or on memory: those that are there do it
   }

@@ -3,7 +3,14 @@
 // An OpenMP of our own would be a second one beside torch's, and its barriers wait for threads that the system has taken
 // off the CPU. Here a part that nobody has begun can be taken by anyone, and who waits longer than some tens of
 // microseconds gives the CPU away.
+//
+// Where there is a thread for each CPU that the caller may use, each has its own while they compute. Left to itself the
+// system, when it wakes a thread and finds no CPU idle for a moment, puts it behind another one of them, and one CPU has
+// two of them while others run what takes microseconds: beside a service on the same CPUs that costs a tenth.
 #pragma once
+
+#include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -13,6 +20,7 @@
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <vector>
 
 namespace orca {
 
@@ -47,6 +55,8 @@ class Workers {
    private:
     Workers* workers_;
     int n_threads_;
+    bool is_held_ = false;  // the caller, to one CPU
+    cpu_set_t allowed_;     // where it could run before
   };
 
  private:
@@ -60,6 +70,7 @@ class Workers {
 
   static Workers& shared();
   int grow(int n_threads) noexcept;
+  bool place(int n_threads, const cpu_set_t& allowed);
   void publish(int n_threads, int n_parts, Call call, const void* context);
   void work(uint32_t epoch, int self);
   void live(int self, uint32_t seen);
@@ -67,6 +78,9 @@ class Workers {
 
   std::mutex taken_;
   int n_alive_ = 1;
+  std::vector<pthread_t> threads_;  // all but the caller's
+  cpu_set_t placed_{};              // what they were placed by last: CPUs the caller could use, and threads
+  int n_placed_ = 0;
   std::unique_ptr<Share[]> shares_ = std::make_unique<Share[]>(kMaxThreads);
   std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};

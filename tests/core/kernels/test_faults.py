@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import subprocess
 from collections.abc import Callable
@@ -16,22 +17,32 @@ from orca_core.kernels.build import SOURCES, KernelError, find_compiler
 from orca_core.kernels.structs import CAttentionSpec
 from tests.core.native_rig import kernels_or_skip
 
-HARNESS = Path(__file__).parent / "faults_harness.cpp"
+HERE = Path(__file__).parent
 
 
-def test_workers_that_throw_or_are_not_to_be_had(tmp_path: Path) -> None:
+def said_by(harness: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a program that is built with the workers."""
     kernels_or_skip()
     try:
         compiler = find_compiler()
     except KernelError as error:
         pytest.skip(str(error))
-    program = tmp_path / "faults"
-    sources = [str(HARNESS), str(SOURCES / "workers.cpp")]
+    program = folder / "harness"
+    sources = [str(HERE / harness), str(SOURCES / "workers.cpp")]
     subprocess.run(
         [compiler, "-O1", "-std=c++17", "-pthread", f"-I{SOURCES}", *sources, "-o", str(program)], check=True
     )
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "fine\n")
+    return done.returncode, done.stdout
+
+
+def test_workers_that_throw_or_are_not_to_be_had(tmp_path: Path) -> None:
+    assert said_by("faults_harness.cpp", tmp_path) == (0, "fine\n")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one CPU only")
+def test_each_worker_has_a_cpu_of_its_own_and_its_caller_is_free_afterwards(tmp_path: Path) -> None:
+    assert said_by("places_harness.cpp", tmp_path) == (0, "fine\n")
 
 
 def attend(kernels: Kernels, context: int) -> torch.Tensor:

@@ -1,0 +1,85 @@
+// Where the workers run: each on a CPU of its own while there is one for each of them, and the caller afterwards as it
+// was before.
+#include <sched.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "workers.h"
+
+namespace {
+
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  std::puts(what);
+  std::exit(1);
+}
+
+cpu_set_t allowed() {
+  cpu_set_t set;
+  expect(sched_getaffinity(0, sizeof set, &set) == 0, "the system does not say where this thread may run");
+  return set;
+}
+
+// What each of n threads may use while it computes: a part waits until all have one, so that each takes one.
+std::vector<cpu_set_t> places(int n) {
+  orca::Workers::Session workers(n);
+  expect(workers.n_threads() == n, "threads are missing");
+  std::atomic<int> begun{0};
+  std::mutex lock;
+  std::vector<cpu_set_t> found;
+  workers.run(n, [&](int) {
+    for (++begun; begun < n;) std::this_thread::yield();
+    const cpu_set_t mine = allowed();
+    std::lock_guard<std::mutex> guard(lock);
+    found.push_back(mine);
+  });
+  return found;
+}
+
+bool all_apart(const std::vector<cpu_set_t>& places) {
+  cpu_set_t seen;
+  CPU_ZERO(&seen);
+  for (const cpu_set_t& place : places) {
+    if (CPU_COUNT(&place) != 1) return false;
+    CPU_OR(&seen, &seen, &place);
+  }
+  return CPU_COUNT(&seen) == static_cast<int>(places.size());
+}
+
+bool all_like(const std::vector<cpu_set_t>& places, const cpu_set_t& set) {
+  for (const cpu_set_t& place : places) {
+    if (!CPU_EQUAL(&place, &set)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main() {
+  const cpu_set_t before = allowed();
+  const int n = CPU_COUNT(&before);
+  expect(n > 1, "one CPU");
+  expect(all_apart(places(n)), "a thread for each CPU: not each on its own");
+  const cpu_set_t after = allowed();
+  expect(CPU_EQUAL(&before, &after), "the caller was not let go");
+  std::thread([&] {
+    const cpu_set_t inherited = allowed();
+    expect(CPU_EQUAL(&before, &inherited), "a thread of the caller's is not free");
+  }).join();
+  expect(all_like(places(n + 1), before), "more threads than CPUs: not all are free");
+  expect(all_apart(places(n)), "again a thread for each CPU: not each on its own");
+
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
+  }
+  expect(sched_setaffinity(0, sizeof one, &one) == 0, "the caller could not be held");
+  expect(all_like(places(2), one), "a caller that is held to one CPU: its workers are not");
+  std::puts("fine");
+}
