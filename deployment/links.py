@@ -13,8 +13,7 @@ from typing import Final
 from deployment.delivery import Delivery
 from deployment.link import Link, LinkOwner
 from deployment.pace import Pace
-from deployment.parcels import LineDepth
-from deployment.replica import ReplicaReport
+from deployment.parcels import LineDepth, ReplicaReport
 from deployment.replica_set import ReplicaSet
 from orca_core.types import ModelInfo
 

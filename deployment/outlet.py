@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 from deployment.parcels import Parcel, Standing, Word, pack
 from orca_core.errors import OrcaError
-from orca_core.types import GenerationChunk, Load
+from orca_core.types import CancelOutcome, GenerationChunk, GenerationRequest, Health, Load, ModelInfo
 
 _T = TypeVar("_T")
 
@@ -37,6 +37,36 @@ class EngineChannel(Protocol):
 
     def close(self) -> None:
         """The reader leaves; a request that has not ended is cancelled."""
+
+
+class ReplicaEngine(Protocol):
+    """What a replica needs of an engine: see ``orca_core.engine.Engine``."""
+
+    def start(self) -> object:
+        """Load the model and start; may take minutes."""
+
+    def info(self) -> ModelInfo:
+        """The model."""
+        ...
+
+    def submit(self, request: GenerationRequest) -> EngineChannel:
+        """Begin a request."""
+        ...
+
+    def cancel(self, request_id: str) -> CancelOutcome:
+        """End a request."""
+        ...
+
+    def load(self) -> Load:
+        """Slots and counts."""
+        ...
+
+    def health(self) -> Health:
+        """Whether it makes progress."""
+        ...
+
+    def close(self, drain_timeout_s: float = 0.0) -> None:
+        """End everything."""
 
 
 class Outlet:

@@ -6,10 +6,11 @@ ingress's requests and says how the replica stands.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from orca_core.errors import OrcaError
-from orca_core.types import GenerationChunk, GenerationRequest, Load
+from orca_core.types import GenerationChunk, GenerationRequest, Load, ModelInfo
 
 Word = tuple[str, str, tuple[int, ...]] | tuple[str, GenerationChunk | OrcaError]
 """(request id, text, token ids): most words are no more than that. Otherwise (request id, chunk or error)."""
@@ -53,6 +54,17 @@ class Parcel(NamedTuple):
 
     standing: Standing
     words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a replica says of itself. ``taken_at``: wall-clock seconds. ``well``: whether its engine makes progress."""
+
+    replica: str
+    info: ModelInfo
+    load: Load
+    taken_at: float
+    well: bool = True
 
 
 class Submission(NamedTuple):

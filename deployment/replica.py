@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from deployment.client_ids import ClientIds
 from deployment.metrics import ReplicaMetrics, Silent
-from deployment.outlet import EngineChannel, Outlet
+from deployment.outlet import Outlet, ReplicaEngine
 from deployment.parcels import (
     NOTHING_WAITS,
     Accepted,
@@ -21,12 +21,13 @@ from deployment.parcels import (
     Parcel,
     Pinned,
     Rejected,
+    ReplicaReport,
     Standing,
     Submission,
 )
 from deployment.scaling_reports import scaling_stats
 from orca_core.errors import EngineDeadError, OrcaError, OverloadedError
-from orca_core.types import CancelOutcome, GenerationRequest, Health, Load, ModelInfo
+from orca_core.types import CancelOutcome, GenerationRequest, Load
 
 _log = logging.getLogger(__name__)
 
@@ -41,47 +42,6 @@ HEAD_START_S: Final = 0.001
 
 LINE_FRESH_S: Final = 5.0
 """What an ingress said of its line counts for so long: one that has died must not leave a queue behind."""
-
-
-class ReplicaEngine(Protocol):
-    """What a replica needs of an engine: see ``orca_core.engine.Engine``."""
-
-    def start(self) -> object:
-        """Load the model and start; may take minutes."""
-
-    def info(self) -> ModelInfo:
-        """The model."""
-        ...
-
-    def submit(self, request: GenerationRequest) -> EngineChannel:
-        """Begin a request."""
-        ...
-
-    def cancel(self, request_id: str) -> CancelOutcome:
-        """End a request."""
-        ...
-
-    def load(self) -> Load:
-        """Slots and counts."""
-        ...
-
-    def health(self) -> Health:
-        """Whether it makes progress."""
-        ...
-
-    def close(self, drain_timeout_s: float = 0.0) -> None:
-        """End everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """What a replica says of itself. ``taken_at``: wall-clock seconds. ``well``: whether its engine makes progress."""
-
-    replica: str
-    info: ModelInfo
-    load: Load
-    taken_at: float
-    well: bool = True
 
 
 @dataclass(slots=True)

@@ -9,8 +9,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from deployment.broadcast import ANSWER_TIMEOUT_S, ask_all, best_outcome
-from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected, Submission
-from deployment.replica import ReplicaReport
+from deployment.parcels import NOTHING_WAITS, Accepted, LineDepth, Parcel, Pinned, Rejected, ReplicaReport, Submission
 from deployment.submissions import Answer, Submissions
 from orca_core.types import CancelOutcome, GenerationRequest
 

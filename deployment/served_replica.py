@@ -8,7 +8,8 @@ from typing import Any
 
 from deployment.garbage import spare_what_is_loaded
 from deployment.metrics import RayRegistry, ReplicaMetrics
-from deployment.replica import Replica, ReplicaEngine
+from deployment.outlet import ReplicaEngine
+from deployment.replica import Replica
 from deployment.serve_log import join_serve_log, leave_out_housekeeping
 from orca_core.config import EngineConfig
 

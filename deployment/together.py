@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployment.config_sections import LimitsSection
+from deployment.parcels import ReplicaReport
 from deployment.quota import LIMIT
-from deployment.replica import ReplicaReport
 from orca_core.errors import InvalidRequestError
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from deployment.metrics import ReplicaMetrics
-from deployment.replica import ReplicaEngine
+from deployment.outlet import ReplicaEngine
 from deployment.served_replica import ServedReplica
 from orca_core.batch import Batch
 from orca_core.config import EngineConfig

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected
-from deployment.replica import Replica, ReplicaReport
+from deployment.parcels import Accepted, LineDepth, Parcel, Pinned, Rejected, ReplicaReport
+from deployment.replica import Replica
 from orca_core.errors import UnavailableError
 from orca_core.types import CancelOutcome, GenerationRequest
 from tests.deployment.stepping import INFO, SteppingEngine

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from deployment.parcels import Accepted, LineDepth, Parcel, Rejected, Standing, pack
-from deployment.replica import ReplicaReport
+from deployment.parcels import Accepted, LineDepth, Parcel, Rejected, ReplicaReport, Standing, pack
 from orca_core.types import CancelOutcome, FinishReason, GenerationChunk, GenerationRequest, Load, Timings, Usage
 from tests.deployment.stepping import INFO
 

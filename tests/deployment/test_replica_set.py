@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from deployment import broadcast, replica_set
-from deployment.parcels import NOTHING_WAITS, Accepted, Pinned, Submission
+from deployment.parcels import NOTHING_WAITS, Accepted, Pinned, ReplicaReport, Submission
 from deployment.peers import IngressShare
-from deployment.replica import ReplicaReport
 from deployment.replica_set import ServeReplicaSet
 from orca_core.types import CancelOutcome, GenerationRequest, Load
 from tests.deployment.serving_fakes import INFO

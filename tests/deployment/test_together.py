@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployment.config_sections import LimitsSection
-from deployment.replica import ReplicaReport
+from deployment.parcels import ReplicaReport
 from deployment.together import check_together
 from orca_core.errors import InvalidRequestError
 from orca_core.types import Load

@@ -1,6 +1,8 @@
 // Where the workers run: each on a CPU of its own while there is one for each of them, and the caller afterwards as it
-// was before.
+// was before. And in slices of what length.
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -41,6 +43,43 @@ std::vector<cpu_set_t> places(int n) {
   return found;
 }
 
+struct Attributes {  // sched_getattr(2)
+  uint32_t size, policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t runtime, deadline, period;
+};
+
+Attributes attributes() {
+  Attributes mine{};
+  expect(syscall(SYS_sched_getattr, 0, &mine, sizeof mine, 0) == 0, "the system does not say how this thread runs");
+  return mine;
+}
+
+// Whether slices can be chosen here at all: Linux 6.12.
+bool has_slices() {
+  bool has = false;
+  std::thread([&] {
+    Attributes mine = attributes();
+    mine.size = sizeof mine, mine.runtime = 7'000'000;
+    has = syscall(SYS_sched_setattr, 0, &mine, 0) == 0 && attributes().runtime == 7'000'000;
+  }).join();
+  return has;
+}
+
+void run_in_long_slices(int n) {
+  orca::Workers::Session workers(n);
+  std::atomic<int> begun{0}, n_long{0}, n_nice{0};
+  workers.run(n, [&](int) {
+    for (++begun; begun < n;) std::this_thread::yield();
+    n_long += attributes().runtime == 20'000'000;
+    n_nice += attributes().nice == 3;
+  });
+  expect(n_long == n, "somebody computes in short slices");
+  expect(n_nice == n, "somebody's share is another one than its maker's");
+}
+
 bool all_apart(const std::vector<cpu_set_t>& places) {
   cpu_set_t seen;
   CPU_ZERO(&seen);
@@ -61,6 +100,7 @@ bool all_like(const std::vector<cpu_set_t>& places, const cpu_set_t& set) {
 }  // namespace
 
 int main() {
+  expect(nice(3) == 3, "no niceness");
   const cpu_set_t before = allowed();
   const int n = CPU_COUNT(&before);
   expect(n > 1, "one CPU");
@@ -73,6 +113,8 @@ int main() {
   }).join();
   expect(all_like(places(n + 1), before), "more threads than CPUs: not all are free");
   expect(all_apart(places(n)), "again a thread for each CPU: not each on its own");
+
+  if (has_slices()) run_in_long_slices(n);
 
   cpu_set_t one;
   CPU_ZERO(&one);

@@ -41,7 +41,7 @@ def test_workers_that_throw_or_are_not_to_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one CPU only")
-def test_each_worker_has_a_cpu_of_its_own_and_its_caller_is_free_afterwards(tmp_path: Path) -> None:
+def test_each_worker_has_a_cpu_of_its_own_and_long_slices_and_its_caller_is_free_afterwards(tmp_path: Path) -> None:
     assert said_by("places_harness.cpp", tmp_path) == (0, "fine\n")
 
 
