@@ -24,6 +24,7 @@ bool hold(pthread_t thread, const cpu_set_t& set) { return pthread_setaffinity_n
 // Has the system give this thread the CPU for longer and later: since Linux 6.12 the share of a thread, which stays the
 // same, is dealt out in slices of a length that it may choose, and who has short ones goes first when it wakes. So what
 // a service does for a token is done at once, and not when a slice of an iteration is over. Earlier kernels ignore it.
+// The threads that this one makes inherit it.
 void take_long_slices() {
   struct {  // sched_setattr(2), its first version
     uint32_t size, policy;
@@ -140,7 +141,6 @@ void Workers::publish(int n_threads, int n_parts, Call call, const void* context
 }
 
 void Workers::live(int self, uint32_t seen) {
-  take_long_slices();
   for (;;) {
     int spins = 0;
     while (epoch_.load(std::memory_order_acquire) == seen && spins < kSpins) {
