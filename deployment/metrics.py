@@ -6,10 +6,13 @@ Nothing here is called for a token: once a request, an iteration, or a report of
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 from orca_core.iterations import Iteration
@@ -63,6 +66,42 @@ class RayRegistry:
             return lambda value, **tags: gauge.set(value, tags)
         counter = metrics.Counter(spec.name, spec.description, spec.tags)
         return lambda value, **tags: counter.inc(value, tags) if value > 0 else None
+
+
+RECORD_WITHIN_S: Final = 0.1
+"""How long a value may wait before Ray hears of it, which exports every few seconds."""
+
+
+class Deferred:
+    """Another registry's metrics, recorded a little later where an event loop runs: no token waits for a metric."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._waiting: list[Callable[[], None]] = []
+
+    def make(self, spec: Spec) -> Record:
+        """See ``Registry.make``. What is recorded never raises on an event loop."""
+        record = self._registry.make(spec)
+
+        def later(value: float, **tags: str) -> None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                record(value, **tags)
+                return
+            self._waiting.append(partial(record, value, **tags))
+            if len(self._waiting) == 1:  # in a context of its own: Serve ties things to that of a request
+                loop.call_later(RECORD_WITHIN_S, self._record, context=Context())
+
+        return later
+
+    def _record(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            try:
+                record()
+            except Exception:
+                _log.exception("a metric is not recorded")
 
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

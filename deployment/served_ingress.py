@@ -10,7 +10,7 @@ from deployment.config import AppConfig
 from deployment.deployed import DeployedBoard, ask_serve
 from deployment.garbage import spare_what_is_loaded
 from deployment.ingress import Ingress
-from deployment.metrics import RayRegistry
+from deployment.metrics import Deferred, RayRegistry
 from deployment.overview import Around
 from deployment.peers import ServePeers
 from deployment.replica_set import ServeReplicaSet
@@ -33,7 +33,13 @@ class ServedIngress(Ingress):
 
         tokenizer = await asyncio.to_thread(load)
         Ingress.__init__(
-            self, config, ServeReplicaSet(replicas), tokenizer, keys=keys, registry=RayRegistry(), around=around(config)
+            self,
+            config,
+            ServeReplicaSet(replicas),
+            tokenizer,
+            keys=keys,
+            registry=Deferred(RayRegistry()),
+            around=around(config),
         )
         self.start()
         spare_what_is_loaded()

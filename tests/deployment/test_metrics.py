@@ -15,7 +15,7 @@ from deployment.auth import ApiKeys
 from deployment.config import AppConfig
 from deployment.grpc_messages import call_from_pb
 from deployment.ingress import Ingress
-from deployment.metrics import MOST_UNRECORDED, SPECS, RayRegistry, ReplicaMetrics, Spec
+from deployment.metrics import MOST_UNRECORDED, SPECS, Deferred, RayRegistry, ReplicaMetrics, Spec
 from deployment.openai_requests import parse_chat
 from deployment.parcels import Pinned
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -108,6 +108,28 @@ def test_rays_metrics_take_our_specs(monkeypatch: pytest.MonkeyPatch) -> None:
         if spec.kind == "counter":
             record(0.0, **dict.fromkeys(spec.tags, "x"))  # which Ray would refuse
     assert recorded == [(spec.name, 2.0) for spec in SPECS]
+
+
+async def test_deferred_metrics_are_recorded_in_their_order_by_the_event_loop(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metrics_module, "RECORD_WITHIN_S", 0)
+    record = Deferred(registry).make(Spec("gauge", "g", "", ("replica",)))
+    for _ in range(2):
+        record(1.0, replica="a")
+        record(2.0, wrong="a")  # which the registry refuses
+        record(3.0, replica="a")
+        await asyncio.to_thread(record, 0.5, replica="thread")
+        assert registry.of("g", replica="thread")[-1] == 0.5, "where no event loop runs, at once"
+        await asyncio.sleep(0.01)
+    assert registry.of("g", replica="a") == [1.0, 3.0, 1.0, 3.0]
+    assert len(caplog.records) == 2
+
+
+async def test_a_token_waits_for_no_metric(registry: FakeRegistry) -> None:
+    record = Deferred(registry).make(Spec("counter", "c", ""))
+    record(1.0)
+    assert not registry.values
 
 
 # ---- the ingress
