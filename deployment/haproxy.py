@@ -6,7 +6,8 @@ for nobody. ``-dS`` turns splicing off; the answers of a language model are smal
 ``RAY_SERVE_HAPROXY_BINARY_PATH`` names in place of its own; ``orca-serve up`` sets it, and so must the nodes of a
 cluster on which Serve is started in another way.
 
-What HAProxy answers by itself is replaced as well: see ``haproxy_answers``.
+What HAProxy answers by itself is replaced as well, and what one does that was replaced: see ``haproxy_answers`` and
+``haproxy_succession``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from deployment.haproxy_answers import answer_for_ingresses
+from deployment.haproxy_succession import with_successor
 from orca_core.errors import UnavailableError
 
 _HAPROXY_PORTS: Final = (
@@ -79,10 +81,11 @@ def _end_with_parent() -> None:
 
 
 def give_answers(arguments: Sequence[str]) -> None:
-    """Put our answers into the configurations that follow ``-f`` in HAProxy's arguments."""
+    """Change the configurations that follow ``-f`` in HAProxy's arguments as these two modules say."""
     for flag, value in pairwise(arguments):
         if flag == "-f" and Path(value).is_file():
             answer_for_ingresses(Path(value))
+            Path(value).write_text(with_successor(Path(value).read_text()))
 
 
 def command_line(binary: str, arguments: list[str]) -> list[str]:
@@ -96,10 +99,10 @@ def installed_command() -> str | None:
     return str(command) if os.access(command, os.X_OK) else None
 
 
-def own_environment(folder: str, drain_s: float) -> dict[str, str]:
+def own_environment(folder: str, longest_s: float) -> dict[str, str]:
     """Ports and files of this run's HAProxy: by default every Serve of a host wants the same.
 
-    ``folder``: where they go. ``drain_s``: seconds a connection may go on while HAProxy is replaced.
+    ``folder``: where they go. ``longest_s``: what a request may take; those of an HAProxy that is replaced go on in it.
     """
     # one range, cut up: two might be the same. And no port that the kernel gives to outgoing connections: between this
     # look and HAProxy's start one could take it
@@ -114,8 +117,9 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{home}/metrics.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": home,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{home}/server-state",
-        # how long an actor lingers for balancers that learn late of its end: ours learns at once
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        # how long an actor lingers for balancers that learn late of its end: ours is on this machine, and learns as
+        # soon as another HAProxy has started, which took up to 2 s on busy cores
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
         **CALL_LIMITS,
         **RETRY_ON,
         **RESTART,
@@ -127,7 +131,9 @@ def own_environment(folder: str, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http.stop - 1),
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc.start),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc.stop - 1),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(drain_s) + 10)),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(120, int(longest_s) + 10)),
+        # for an HAProxy that was replaced and still sends to the port of who is gone: ours does not
+        "RAY_SERVE_PORT_QUARANTINE_S": "30",
     }
 
 

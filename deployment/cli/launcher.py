@@ -190,7 +190,8 @@ class Launcher:
             return
         # unix sockets live in it, and their paths have at most 107 bytes
         self._temp_dir = tempfile.mkdtemp(prefix="orca-", dir="/tmp" if os.path.isdir("/tmp") else None)  # noqa: S108, PTH112
-        for name, value in own_environment(self._temp_dir, self._file.app.drain.timeout_s).items():
+        longest_s = max(self._file.app.drain.timeout_s, self._file.app.limits.max_request_seconds)
+        for name, value in own_environment(self._temp_dir, longest_s).items():
             os.environ.setdefault(name, value)
         os.environ[FOLDER_VARIABLE] = self._temp_dir
         try:

@@ -44,7 +44,7 @@ frontend front
     default_backend back
 backend back
     http-reuse always
-    server one 127.0.0.1:{back}
+    server one 127.0.0.1:{back} check observe layer4 error-limit 3 on-error mark-down
 """
 HEAD, BODY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"ok"
 

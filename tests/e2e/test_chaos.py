@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from deployment.pb.orca.v1 import orca_pb2 as pb
@@ -23,6 +25,7 @@ N_KILLS = 20 if FULL else 4
 N_HANGS = 4 if FULL else 1
 N_GRPC, N_HTTP = (56, 8) if FULL else (28, 4)
 N_STREAMS = N_GRPC + N_HTTP
+N_SHORT, N_KEPT = 16, 6
 N_TOKENS = (100, 300) if FULL else (60, 180)
 N_REPLICAS, N_INGRESSES = (4, 3) if FULL else (3, 2)
 SILENCE_S = 4
@@ -141,9 +144,14 @@ def test_a_controller_that_is_killed(settled: Paced) -> None:
 
 
 def test_a_new_version_under_load(settled: Paced) -> None:
-    """Field case F6: every process is replaced, and no request fails, not even for a moment."""
+    """Field case F6: every process is replaced, and no request fails, not even for a moment.
+
+    Short ones over HTTP beside the long ones: each looks for an ingress anew, over a connection that is kept. And
+    connections over which nothing has come since before the update.
+    """
     old = set(settled.pids(REPLICA)) | set(settled.pids(INGRESS))
-    with traffic(settled, seed=5) as clients:
+    short = Traffic(settled.server, 2, N_SHORT, (4, 40), seed=6)
+    with kept_connections(settled) as ask_each, traffic(settled, seed=5) as clients, short:
         clients.wait_for(N_STREAMS // 2)
         began = time.monotonic()
         with settled.redeployed(model="model: {id: after}"):
@@ -151,7 +159,26 @@ def test_a_new_version_under_load(settled: Paced) -> None:
         took_s = time.monotonic() - began
         wait_until("the old ones exit", lambda: not old & {*settled.pids(REPLICA), *settled.pids(INGRESS)})
         clients.wait_for(N_STREAMS)
-    assert not clients.faults()
+        assert ask_each() == [200] * N_KEPT
+    assert not clients.faults() + short.faults()
     names = {settled.server.stub.GetModel(pb.GetModelRequest(), timeout=20).id for _ in range(3 * N_INGRESSES)}
     assert names == {"after"}
-    say("update", streams=len(clients.done), took_s=took_s, resumes=clients.resumes)
+    n_short = len(short.done)
+    say("update", streams=len(clients.done), short=n_short, took_s=took_s, resumes=clients.resumes)
+
+
+@contextmanager
+def kept_connections(service: Paced) -> Iterator[Callable[[], list[int]]]:
+    """HTTP connections that have had one answer each; calling what is given gets another over each of them."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "seed": 1}
+    with ExitStack() as stack:
+        limits = httpx.Limits(keepalive_expiry=None)
+        clients = [
+            stack.enter_context(httpx.Client(base_url=service.url, timeout=60, limits=limits)) for _ in range(N_KEPT)
+        ]
+
+        def ask_each() -> list[int]:
+            return [client.post("/v1/completions", json=body).status_code for client in clients]
+
+        assert ask_each() == [200] * N_KEPT
+        yield ask_each
