@@ -31,7 +31,7 @@ from orca_core.errors import UnavailableError
 _SECTION: Final = re.compile(r"^(?=(?:global|defaults|frontend|backend|listen)\b)", re.MULTILINE)
 _ERROR_FILE: Final = re.compile(r"^\s*errorfile\s+\d{3}\s+(\S+)\s*$", re.MULTILINE)
 _RETURN: Final = re.compile(r"^ *http-request return .*\n?", re.MULTILINE)
-_USES: Final = re.compile(r"^\s*use_backend\s+(?!grpc_fallback_backend\b)", re.MULTILINE)
+_USES: Final = re.compile(r"^\s*use_backend\s+(?!grpc_fallback_backend\b|orca_)", re.MULTILINE)  # an application's
 _HTTP_FRONT: Final = "frontend http_frontend"
 _GRPC_FRONT: Final = "frontend grpc_frontend"
 _HEALTH_RULE: Final = re.compile(r"^ *http-request return (.*) if (?:healthcheck|is_healthz)\b.*\n", re.MULTILINE)

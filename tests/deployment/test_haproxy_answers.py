@@ -105,18 +105,21 @@ def test_a_node_that_leaves_is_not_ready_though_ingresses_elsewhere_are(tmp_path
             assert goes.get(f"{path}/v1/models").status_code == 200
 
 
-@pytest.mark.parametrize("given", [b"mine-1", b"a,b;c", b"!" + b"~" * 127])
-def test_an_id_of_visible_ascii_is_handed_on(tmp_path: Path, given: bytes) -> None:
+@pytest.fixture(scope="module")
+def in_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """One of ingresses that say what id they were sent."""
     with ready_elsewhere() as ports:
-        front = Front(tmp_path, ["/"], **ports)
+        front = Front(tmp_path_factory.mktemp("front"), ["/"], **ports)
         with front.running():
-            assert front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == given.decode()
+            yield front
+
+
+@pytest.mark.parametrize("given", [b"mine-1", b"a,b;c", b"!" + b"~" * 127])
+def test_an_id_of_visible_ascii_is_handed_on(in_front: Front, given: bytes) -> None:
+    assert in_front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == given.decode()
 
 
 @pytest.mark.parametrize("given", [b"\xff\xfe", "\u00e9".encode(), b"two words", b"x" * 129, b""])
-def test_another_one_is_taken_off(tmp_path: Path, given: bytes) -> None:
+def test_another_one_is_taken_off(in_front: Front, given: bytes) -> None:
     """Serve cannot read what is not UTF-8, and writes the rest into its log as it is."""
-    with ready_elsewhere() as ports:
-        front = Front(tmp_path, ["/"], **ports)
-        with front.running():
-            assert front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == "none"
+    assert in_front.get("/v1/models", {b"x-request-id": given}).headers["was-sent"] == "none"
