@@ -22,12 +22,12 @@ serve: setup ## start Ray, serve the embedded model on two replicas, stay in the
 	@exec $(BIN)/orca-serve up $(ARGS)
 
 test: setup ## run the tests: unit, then the embedded model, then end to end (test-chaos apart)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/e2e -m "not e2e and not model" $(PARALLEL) $(ARGS)
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
 	$(BIN)/python -m pytest -m "e2e and not chaos" $(ARGS)
 
 test-unit: setup ## run the tests that start no server and load no real model
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not e2e and not model" $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/e2e -m "not e2e and not model" $(PARALLEL) $(ARGS)
 
 test-model: setup ## run the tests of the engine on the embedded model
 	$(BIN)/python -m pytest -m "model and not e2e" $(ARGS)
