@@ -161,10 +161,34 @@ def test_a_new_version_under_load(settled: Paced) -> None:
         clients.wait_for(N_STREAMS)
         assert ask_each() == [200] * N_KEPT
     assert not clients.faults() + short.faults()
-    names = {settled.server.stub.GetModel(pb.GetModelRequest(), timeout=20).id for _ in range(3 * N_INGRESSES)}
-    assert names == {"after"}
+    assert served(settled) == {"after"}
     n_short = len(short.done)
     say("update", streams=len(clients.done), short=n_short, took_s=took_s, resumes=clients.resumes)
+
+
+def test_a_new_version_after_another_controller(settled: Paced) -> None:
+    """Field case F10: whoever listened to the one that was killed hears of the new version from the next one."""
+    (killed,) = settled.pids(CONTROLLER)
+    os.kill(killed, signal.SIGKILL)
+    wait_until("another controller", lambda: set(settled.pids(CONTROLLER)) not in ({killed}, set()))
+    old = set(settled.pids(REPLICA)) | set(settled.pids(INGRESS))
+    with traffic(settled, seed=7) as clients:
+        clients.wait_for(N_STREAMS // 2)
+        with settled.redeployed(model="model: {id: again}"):
+            pass
+        wait_until("the old ones exit", lambda: not old & {*settled.pids(REPLICA), *settled.pids(INGRESS)})
+        clients.wait_for(N_STREAMS // 2)
+    assert not clients.faults()
+    assert served(settled) == {"again"}
+
+
+def served(service: Paced) -> set[str]:
+    """Names of the model that the ingresses tell, over connections of their own, on either face."""
+    url, told = f"{service.url}/v1/models", set()
+    for _ in range(3 * N_INGRESSES):
+        told.add(service.server.stub.GetModel(pb.GetModelRequest(), timeout=20).id)
+        told |= {model["id"] for model in httpx.get(url, timeout=20).json()["data"]}
+    return told
 
 
 @contextmanager
