@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
 from orca_core.kernels import Kernels, PackedLinear
 from orca_core.models.decoder import Decoder
 from orca_core.models.layers import LayerWeights, Linear, Norm
+from orca_core.models.pages import trim_heap
 from orca_core.quantised import Weight, free
+
+_TRIM_BYTES: Final = 64 << 20
+"""Of weights that were freed, before what is left of them between others is given back, which costs time."""
 
 Part = PackedLinear | torch.Tensor
 """A projection, or a norm's weight in float32."""
@@ -103,9 +107,14 @@ class Packer:
             self.weight_bytes = 0  # of an embedding that is not the head, an iteration reads some rows only
             yield "head", self._linear(Linear(self.source.head()))
         yield "norm", self._norm(self.source.norm())
+        trimmed_at = 0
         for index in range(self._n_layers):
+            if self.weight_bytes > trimmed_at + _TRIM_BYTES:
+                trim_heap()  # without it a model in int8 took up to a third more than its weights
+                trimmed_at = self.weight_bytes
             for name, part in self._layer(self.source.layer(index)):
                 yield f"{index}.{name}", part
+        trim_heap()
 
     def all(self) -> PackedWeights:
         """All of them, in memory of their own."""
