@@ -6,8 +6,7 @@ for nobody. ``-dS`` turns splicing off; the answers of a language model are smal
 ``RAY_SERVE_HAPROXY_BINARY_PATH`` names in place of its own; ``orca-serve up`` sets it, and so must the nodes of a
 cluster on which Serve is started in another way.
 
-What HAProxy answers by itself is replaced as well, and what one does that was replaced: see ``haproxy_answers`` and
-``haproxy_succession``.
+Serve's configuration is changed in more places: see ``haproxy_answers``, ``haproxy_hosts`` and ``haproxy_succession``.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from deployment.haproxy_answers import answer_for_ingresses
+from deployment.haproxy_hosts import with_hosts
 from deployment.haproxy_succession import with_successor
 from orca_core.errors import UnavailableError
 
@@ -84,8 +84,9 @@ def give_answers(arguments: Sequence[str]) -> None:
     """Change the configurations that follow ``-f`` in HAProxy's arguments as these two modules say."""
     for flag, value in pairwise(arguments):
         if flag == "-f" and Path(value).is_file():
-            answer_for_ingresses(Path(value))
-            Path(value).write_text(with_successor(Path(value).read_text()))
+            config = Path(value)
+            config.write_text(with_successor(with_hosts(config.read_text())))
+            answer_for_ingresses(config)  # also where there is no successor
 
 
 def command_line(binary: str, arguments: list[str]) -> list[str]:

@@ -69,12 +69,19 @@ class Pages:
         """To HTTP clients, when a path belongs to no application."""
         return self.folder / "unknown-path.http"
 
+    @property
+    def slow_body(self) -> Path:
+        """To HTTP clients whose body does not come."""
+        return self.folder / "slow-body.http"
+
     def write(self) -> None:
         """Write all of them."""
         self.unavailable.write_bytes(unavailable_page())
         self.unavailable_grpc.write_bytes(unavailable_grpc_page())
         body = {"message": "unknown path", "type": "invalid_request_error", "param": None, "code": None}  # as the app's
         self.unknown_path.write_bytes(_page("404 Not Found", {"error": body}))
+        body = {**body, "message": "the body of the request did not come in time"}
+        self.slow_body.write_bytes(_page("408 Request Timeout", {"error": body}))
 
 
 def answer_for_ingresses(config: Path) -> None:
@@ -105,6 +112,8 @@ def with_answers(config: str, pages: Pages) -> str:
             rest = _refusing(rest, 404 if has_http else 503, pages.unknown_path if has_http else pages.unavailable)
         elif title.strip() == "backend default_grpc_backend" and not has_grpc:
             rest = _refusing(rest, 503, pages.unavailable_grpc)
+        elif not is_grpc and title.startswith("backend ") and str(pages.slow_body) not in rest:
+            rest = f"    errorfile 408 {pages.slow_body}\n{rest}"
         if is_grpc and title.startswith("backend ") and str(pages.unavailable_grpc) not in rest:
             rest = "".join(f"    errorfile {status} {pages.unavailable_grpc}\n" for status in _STATUSES) + rest
         out.append(f"{title}\n{rest}" if "\n" in section else section)

@@ -7,7 +7,7 @@ word, since to HAProxy a connection that was kept and then breaks is the client'
 stopping, requests go to whoever listens on the front's own port now. What had begun before ends where it is.
 
 An ingress that exits closes connections that HAProxy keeps for the next request. Such a request can be sent again, but
-only if HAProxy has all of it, so it waits for the body first; what is larger than its buffer (16 KiB) goes on at once.
+only if HAProxy has all of it, so it waits for the body of one that fits its buffer (16 KiB); larger ones go on at once.
 And each further try may meet another connection of the same ingress, so there are more of them than HAProxy's three.
 """
 
@@ -23,27 +23,31 @@ _FIRST_CHOICE: Final = re.compile(r"^ *(?:use_backend|default_backend) ", re.MUL
 _SUCCESSORS: Final = {"frontend http_frontend": "orca_successor", "frontend grpc_frontend": "orca_grpc_successor"}
 _FOUND: Final = r"\g<0>"
 _TRIES: Final = 8
-_SENT_AGAIN: Final = f"    option http-buffer-request\n    retries {_TRIES}\n"
+BODY_WITHIN_S = 10
+"""Seconds; a client whose body takes longer is answered with 408."""
+_BUFFERED: Final = "{ req.hdr_cnt(content-length) eq 1 } { req.hdr_val(content-length) le 12000 }"
 
 
 def with_successor(config: str) -> str:
     """A configuration that Serve has written, changed so; a second time changes nothing."""
     if any(f"backend {name}\n" in config for name in _SUCCESSORS.values()):
         return config
-    is_grpc, out, successors = False, [], []
+    is_grpc, out = False, []
     for section in _SECTION.split(config):
         title, _, rest = section.partition("\n")
         name = _SUCCESSORS.get(title.strip())
         bind = _BIND.search(rest) if name else None
         is_grpc = is_grpc or title.strip() == "frontend grpc_frontend"
         if name and bind:
-            successors.append(_successor(name, bind))
             rest = _FIRST_RULE.sub(f"    http-request set-log-level silent if {{ stopping }}\n{_FOUND}", rest, 1)
             rest = _FIRST_CHOICE.sub(f"    use_backend {name} if {{ stopping }}\n{_FOUND}", rest, 1)
         elif not is_grpc and title.startswith("backend ") and title.strip() != "backend default_backend":
-            rest = _SENT_AGAIN + rest
+            wait = f"http-request wait-for-body time {BODY_WITHIN_S}s if {_BUFFERED}"
+            rest = f"    retries {_TRIES}\n    {wait}\n{rest}"
         out.append(f"{title}\n{rest}" if "\n" in section else section)
-    return "".join(out).rstrip("\n") + "\n" + "".join(successors)
+        if name and bind:
+            out.append(_successor(name, bind))
+    return "".join(out)
 
 
 def _successor(name: str, bind: re.Match[str]) -> str:

@@ -12,15 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Final
-from urllib.request import ProxyHandler, build_opener
 
 import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.schema import ApplicationStatus
 
+from deployment.cli.answering import wait_for_ports
 from deployment.cli.app_state import failure_of, n_running
 from deployment.cli.draining import Doors
 from deployment.cli.notes import silence
@@ -33,14 +32,13 @@ from deployment.config import AppConfig
 from deployment.haproxy import own_environment
 from deployment.serve_document import SERVICERS
 from deployment.serve_file import ServeFile
-from orca_core.errors import ConfigError, ModelLoadError, UnauthenticatedError, UnavailableError
+from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
 from orca_core.host_memory import read_host_memory
 from orca_core.source import resolve_source
 
 _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
-_PROBE_S: Final = 5.0
 _PLAIN_KEYS: Final = frozenset({"name", "import_path", "route_prefix", "args"})
 
 
@@ -253,7 +251,7 @@ class Launcher:
             overview = serve.status().applications.get(self._file.app_name)
             if overview is not None:
                 if overview.status == ApplicationStatus.RUNNING:
-                    self._wait_for_ports(deadline)
+                    wait_for_ports(self._file, deadline)
                     self._doors = Doors(serve.get_app_handle(self._file.app_name))
                     return
                 cause = failure_of(overview)
@@ -265,30 +263,3 @@ class Launcher:
             if time.monotonic() > deadline:
                 raise UnavailableError("the replicas were not ready within replicas.startup_timeout_s")
             time.sleep(_POLL_S)
-
-    def _wait_for_ports(self, deadline: float) -> None:
-        """The proxy learns of the application a moment after Serve calls it running."""
-        from deployment.client import OrcaClient
-
-        host = _reachable(self._file.host)
-        while time.monotonic() < deadline:
-            with suppress(Exception), OrcaClient(f"{host}:{self._file.grpc_port}") as client:
-                try:
-                    client.model()
-                    return
-                except UnauthenticatedError:  # of an ingress that may know of no replica yet
-                    if _is_ready(f"http://{host}:{self._file.http_port}/readyz"):
-                        return
-            time.sleep(_POLL_S)
-        raise UnavailableError(f"the gRPC port {self._file.grpc_port} did not answer")
-
-
-def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-
-
-def _is_ready(url: str) -> bool:
-    """Whether the probe says so; it needs no key. Past any proxy that the environment names."""
-    with suppress(OSError), build_opener(ProxyHandler({})).open(url, timeout=_PROBE_S) as answer:
-        return int(answer.status) == HTTPStatus.OK
-    return False

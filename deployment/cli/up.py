@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from deployment.cli.answering import reachable
 from deployment.cli.notes import Notes
 from deployment.cli.stopping import SignalsKept, StartGuard, StopRequests, ignore_signals, leave
 from deployment.haproxy import BINARY_VARIABLE, installed_command
@@ -202,7 +203,7 @@ def _own_name() -> str:
 
 
 def _say_next(file: ServeFile) -> None:
-    host = "127.0.0.1" if file.host in ("0.0.0.0", "::") else file.host  # noqa: S104 - compared, not bound
+    host = reachable(file.host)
     address = "" if (host, file.grpc_port) == ("127.0.0.1", 9000) else f" --address {host}:{file.grpc_port}"
     with_keys = file.app.auth.api_keys_file is not None
     key, header = (" --api-key KEY", " -H 'authorization: Bearer KEY'") if with_keys else ("", "")

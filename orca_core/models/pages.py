@@ -1,4 +1,4 @@
-"""Letting go of what was read from a mapped file, and of what was freed: a model takes its own size in memory, no more."""
+"""Letting go of what was read from a mapped file, and of what was freed: a model takes the memory of its weights."""
 
 from __future__ import annotations
 

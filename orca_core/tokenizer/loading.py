@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,12 +24,15 @@ reads them like GPT-2's, where a space sticks to the digit behind it. Names: lla
 _FIXED_SIZES: Final[Mapping[int, int]] = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING: Final = 8
 _ARRAY: Final = 9
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""The library's imports happen at the first use of a name, and fail in whoever comes second meanwhile."""
 
 
 def load_inner(source: ModelSource) -> PreTrainedTokenizerBase:
     """The tokenizer transformers makes of a model. No code of the model is ever run. Raises ``ModelLoadError``."""
     try:
-        return _from_folder(source.folder) if source.gguf_file is None else _from_gguf(source.gguf_file)
+        with _ONE_AT_A_TIME:
+            return _from_folder(source.folder) if source.gguf_file is None else _from_gguf(source.gguf_file)
     except Exception as error:  # the library raises whatever its parsers raise
         raise ModelLoadError(source.name, f"tokenizer: {type(error).__name__}: {error}") from error
 

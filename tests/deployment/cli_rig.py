@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -20,15 +19,6 @@ def service() -> FakeIngress:
 def address(service: FakeIngress) -> Iterator[str]:
     with serving(service) as address:
         yield address
-
-
-@pytest.fixture(autouse=True)
-def same_environment() -> Iterator[None]:
-    """``up`` sets variables for Ray; another test's Ray must not see them."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

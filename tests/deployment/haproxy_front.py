@@ -37,12 +37,14 @@ class Front:
         http_ingress: int = 0,
         grpc_ingress: int = 0,
         ports: range | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.ports = ports or free_range(5)
         self.http_port, self.grpc_port, metrics_port, stats_port, nobody = self.ports
+        self.url = f"http://[{host}]:{self.http_port}" if ":" in host else f"http://{host}:{self.http_port}"
         self.config, home = folder / "haproxy.cfg", str(folder)
         options = HAProxyConfig(
-            http_options=HTTPOptions(host="127.0.0.1", port=self.http_port),
+            http_options=HTTPOptions(host=host, port=self.http_port),
             grpc_options=gRPCOptions(port=self.grpc_port, grpc_servicer_functions=["x"]),
             is_head=True,
             retry_on=RETRY_ON["RAY_SERVE_HAPROXY_RETRY_ON"],
@@ -86,7 +88,7 @@ class Front:
 
     def get(self, path: str, headers: dict[bytes, bytes] | None = None) -> httpx.Response:
         with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
-            return client.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=20, headers=headers)
+            return client.get(f"{self.url}{path}", timeout=20, headers=headers)
 
     def call(self) -> grpc.RpcError:
         with self.channel() as channel:

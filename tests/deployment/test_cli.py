@@ -12,9 +12,7 @@ import pytest
 from rich.console import Console
 
 from deployment.cli.progress import Progress
-from tests.deployment.cli_rig import run, same_environment
-
-__all__ = ["same_environment"]
+from tests.deployment.cli_rig import run
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,11 @@ import pytest
 from deployment.auth import ApiKeys
 from orca_core.errors import OverloadedError
 from orca_core.types import FinishReason
-from tests.deployment.cli_rig import address, run, same_environment, service
+from tests.deployment.cli_rig import address, run, service
 from tests.deployment.fake_service import MODEL, WORDS
 from tests.deployment.grpc_server import FakeIngress, serving
 
-__all__ = ["address", "same_environment", "service"]
+__all__ = ["address", "service"]
 
 TEXT = "".join(WORDS)
 

@@ -11,9 +11,7 @@ import pytest
 from deployment.serve_file import load_serve_file
 from orca_core.config import EMBEDDED_MODEL
 from tests.core.tiny_models import tiny_llama
-from tests.deployment.cli_rig import run, same_environment
-
-__all__ = ["same_environment"]
+from tests.deployment.cli_rig import run
 
 up_module = import_module("deployment.cli.up")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import struct
@@ -206,6 +207,34 @@ def test_a_request_over_a_connection_that_breaks_is_sent_again(tmp_path: Path) -
                 client.sendall(b"body")
                 assert client.recv(4096).endswith(b"\r\n\r\nok")
     assert breaking.n_resets > 0
+
+
+def test_a_large_body_goes_on_at_once(tmp_path: Path) -> None:
+    """Whoever is to refuse it need not wait for it."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        listener.settimeout(20)
+        front = Front(tmp_path, ["/"], http_ingress=listener.getsockname()[1])
+        with front.running(), closing(front.connected()) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\nx")
+            for _ in range(9):
+                asked, _ = listener.accept()
+                with closing(asked):
+                    asked.settimeout(20)
+                    if asked.recv(4096).startswith(b"POST"):
+                        return
+                    asked.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")  # Serve's health check
+    raise AssertionError("it waits")
+
+
+def test_a_body_that_does_not_come_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployment.haproxy_succession.BODY_WITHIN_S", 1)
+    with ingress("never asked") as port:
+        front = Front(tmp_path, ["/"], http_ingress=port)
+        with front.running(), closing(front.connected()) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nx")
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("prefixes", [[], ["/"], ["/one", "/two"]])

@@ -168,9 +168,9 @@ class Paced:
                 process.kill()  # SIGTERM would end the application
 
 
-def config_of(*args: str) -> str:
-    """A Serve config with these args."""
-    return _CONFIG + "".join(f"      {line}\n" for line in args)
+def config_of(*args: str, top: str = "") -> str:
+    """A Serve config with these args. ``top``: a line beside ``applications``."""
+    return f"{top}\n{_CONFIG}" + "".join(f"      {line}\n" for line in args)
 
 
 def _command(iteration_ms: float) -> list[str]:
@@ -178,12 +178,12 @@ def _command(iteration_ms: float) -> list[str]:
 
 
 @contextmanager
-def paced_service(folder: Path, iteration_ms: float, *args: str) -> Iterator[Paced]:
-    """Start one, and see that it ends as it should, with nothing left."""
+def paced_service(folder: Path, iteration_ms: float, *args: str, top: str = "") -> Iterator[Paced]:
+    """Start one, and see that it ends as it should, with nothing left. ``top``: see ``config_of``."""
     mark = uuid.uuid4().hex
     # a token of its own lets another process of the test join this Ray
     environment = {MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    server = start(folder, "throughput", environment, config_of(*args), _command(iteration_ms))
+    server = start(folder, "throughput", environment, config_of(*args, top=top), _command(iteration_ms))
     try:
         yield Paced(server, mark, environment, folder, args, iteration_ms)
     finally:

@@ -15,6 +15,8 @@ namespace {
 constexpr int kSpins = 1000;  // some 40 microseconds: longer than the pause between two parts of an iteration
 
 constexpr uint64_t kSliceNs = 20'000'000;  // the usual one is 3 ms
+constexpr int kSteady = 256;  // sessions, two an iteration, after which a caller is one that computes all the time
+constexpr uint64_t kResetOnFork = 1;  // SCHED_FLAG_RESET_ON_FORK: what this thread starts is none that computes
 
 uint64_t pack(uint32_t epoch, uint64_t first, uint64_t end) { return uint64_t{epoch} << 32 | first << 16 | end; }
 
@@ -24,7 +26,6 @@ bool hold(pthread_t thread, const cpu_set_t& set) { return pthread_setaffinity_n
 // Has the system give this thread the CPU for longer and later: since Linux 6.12 the share of a thread, which stays the
 // same, is dealt out in slices of a length that it may choose, and who has short ones goes first when it wakes. So what
 // a service does for a token is done at once, and not when a slice of an iteration is over. Earlier kernels ignore it.
-// The threads that this one makes inherit it.
 void take_long_slices() {
   struct {  // sched_setattr(2), its first version
     uint32_t size, policy;
@@ -36,6 +37,7 @@ void take_long_slices() {
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
   if (attributes.policy != SCHED_OTHER) return;
   attributes.size = sizeof attributes;
+  attributes.flags |= kResetOnFork;
   attributes.runtime = kSliceNs;
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
@@ -70,19 +72,24 @@ Workers& Workers::shared() {
 }
 
 Workers::Session::Session(int n_threads) : workers_(&shared()), n_threads_(1) {
-  thread_local const bool is_one_that_computes = (take_long_slices(), true);
-  static_cast<void>(is_one_that_computes);
+  thread_local int n_sessions = 0;  // one that only warms up goes on to other work
+  if (n_sessions < kSteady && ++n_sessions == kSteady) take_long_slices();
   if (n_threads <= 1 || !workers_->taken_.try_lock()) return;
   n_threads_ = workers_->grow(n_threads < kMaxThreads ? n_threads : kMaxThreads);
   if (n_threads_ == 1) {
     workers_->taken_.unlock();
   } else if (sched_getaffinity(0, sizeof allowed_, &allowed_) == 0) {
-    is_held_ = workers_->place(n_threads_, allowed_) && hold(pthread_self(), only(allowed_, 0));
+    held_ = only(allowed_, 0);
+    is_held_ = workers_->place(n_threads_, allowed_) && hold(pthread_self(), held_);
   }
 }
 
 Workers::Session::~Session() {
-  if (is_held_) hold(pthread_self(), allowed_);  // what it starts next would inherit that one CPU
+  cpu_set_t now;
+  // what it starts next would inherit that one CPU; where somebody has put it elsewhere meanwhile, it stays there
+  if (is_held_ && sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &held_)) {
+    hold(pthread_self(), allowed_);
+  }
   if (n_threads_ > 1) workers_->taken_.unlock();
 }
 
@@ -141,6 +148,7 @@ void Workers::publish(int n_threads, int n_parts, Call call, const void* context
 }
 
 void Workers::live(int self, uint32_t seen) {
+  take_long_slices();
   for (;;) {
     int spins = 0;
     while (epoch_.load(std::memory_order_acquire) == seen && spins < kSpins) {

@@ -57,6 +57,7 @@ class Workers {
     int n_threads_;
     bool is_held_ = false;  // the caller, to one CPU
     cpu_set_t allowed_;     // where it could run before
+    cpu_set_t held_;        // that CPU
   };
 
  private:

@@ -69,6 +69,8 @@ bool has_slices() {
 }
 
 void run_in_long_slices(int n) {
+  expect(attributes().runtime != 20'000'000, "a caller of a few sessions has long slices");
+  for (int i = 0; i < 256; ++i) orca::Workers::Session again(1);
   orca::Workers::Session workers(n);
   std::atomic<int> begun{0}, n_long{0}, n_nice{0};
   workers.run(n, [&](int) {
@@ -78,6 +80,25 @@ void run_in_long_slices(int n) {
   });
   expect(n_long == n, "somebody computes in short slices");
   expect(n_nice == n, "somebody's share is another one than its maker's");
+  std::thread([] { expect(attributes().runtime != 20'000'000, "what the caller starts has long slices"); }).join();
+}
+
+// The only CPU of a set that holds several, the last one.
+cpu_set_t last(const cpu_set_t& set) {
+  int found = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) found = cpu;
+  }
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(found, &one);
+  return one;
+}
+
+// Somebody moves the caller while it computes, as taskset does.
+void is_moved(int n, const cpu_set_t& to) {
+  orca::Workers::Session workers(n);
+  expect(sched_setaffinity(0, sizeof to, &to) == 0, "the caller could not be moved");
 }
 
 bool all_apart(const std::vector<cpu_set_t>& places) {
@@ -116,12 +137,10 @@ int main() {
 
   if (has_slices()) run_in_long_slices(n);
 
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  for (int cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
-    if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &one);
-  }
-  expect(sched_setaffinity(0, sizeof one, &one) == 0, "the caller could not be held");
+  const cpu_set_t one = last(before);
+  is_moved(n, one);
+  const cpu_set_t moved = allowed();
+  expect(CPU_EQUAL(&moved, &one), "a caller that was moved meanwhile was moved back");
   expect(all_like(places(2), one), "a caller that is held to one CPU: its workers are not");
   std::puts("fine");
 }
