@@ -2,8 +2,9 @@
 
 Serve's configuration answers for an ingress that is not there: 500 in plain text where none answers, 404 in plain text
 and gRPC's NOT_FOUND where it knows of no application. It knows of none for a while after each start, and clients take
-both for permanent. Ours say 503 with an OpenAI error object, and UNAVAILABLE; both with the time after which to come
-back. Where an application is known, a path outside of it stays a 404, as an OpenAI error object.
+both for permanent; so does Serve's own proxy, to which requests come while an application ends. Ours say 503 with an
+OpenAI error object, and UNAVAILABLE; both with the time after which to come back. Where an application is known, a path
+outside of it stays a 404, as an OpenAI error object.
 
 While a node drains, Serve's HAProxy fails Serve's own health path alone. Our probes (``/readyz``, gRPC health) would go
 through to ingresses on other nodes, which are ready, and a balancer would send to this node until it is gone. Ours fail
@@ -42,6 +43,10 @@ _NO_ODD_IDS: Final = (
     "    http-request del-header x-request-id unless { req.fhdr(x-request-id) -m reg '^[!-~]{1,128}$' }\n"
 )
 _FIRST_RULE: Final = re.compile(r"^ *http-request ", re.MULTILINE)
+
+_GONE: Final = "{ status 404 } { res.hdr(content-type) -m beg text/plain }"
+"""Of Serve's own proxy, to which requests come when the last ingress has gone. Ours never say it in plain text. (What
+it says in gRPC stands in the trailers, which HAProxy cannot read: our client knows it.)"""
 
 _PROBES: Final = {_HTTP_FRONT: "path_end /readyz", _GRPC_FRONT: "path_beg /grpc.health.v1.Health/"}
 _STATUSES: Final = (502, 503, 504)
@@ -113,7 +118,8 @@ def with_answers(config: str, pages: Pages) -> str:
         elif title.strip() == "backend default_grpc_backend" and not has_grpc:
             rest = _refusing(rest, 503, pages.unavailable_grpc)
         elif not is_grpc and title.startswith("backend ") and str(pages.slow_body) not in rest:
-            rest = f"    errorfile 408 {pages.slow_body}\n{rest}"
+            gone = f"http-response return status 503 errorfile {pages.unavailable} if {_GONE}"
+            rest = f"    errorfile 408 {pages.slow_body}\n    {gone}\n{rest}"
         if is_grpc and title.startswith("backend ") and str(pages.unavailable_grpc) not in rest:
             rest = "".join(f"    errorfile {status} {pages.unavailable_grpc}\n" for status in _STATUSES) + rest
         out.append(f"{title}\n{rest}" if "\n" in section else section)

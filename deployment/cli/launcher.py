@@ -23,6 +23,7 @@ from deployment.cli.answering import wait_for_ports
 from deployment.cli.app_state import failure_of, n_running
 from deployment.cli.draining import Doors
 from deployment.cli.notes import silence
+from deployment.cli.ownership import Ownership
 from deployment.cli.ports import check_ports, check_ray, why_not
 from deployment.cli.progress import Progress
 from deployment.cli.ray_processes import RayProcesses
@@ -30,6 +31,7 @@ from deployment.cli.room import check_gpus, check_memory
 from deployment.cli.stopping import FOLDER_VARIABLE, SignalsKept, end_children
 from deployment.config import AppConfig
 from deployment.haproxy import own_environment
+from deployment.scaling_board import RayStore
 from deployment.serve_document import SERVICERS
 from deployment.serve_file import ServeFile
 from orca_core.errors import ConfigError, ModelLoadError, UnavailableError
@@ -61,6 +63,7 @@ class Launcher:
         self._dashboard = dashboard
         self._temp_dir: str | None = None
         self._deployed = False
+        self._owner = Ownership(RayStore(), file.app_name)
         self._doors: Doors | None = None
         self._ray: RayProcesses | None = None
         extra = set(file.document["applications"][0]) - _PLAIN_KEYS
@@ -119,6 +122,10 @@ class Launcher:
     def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for the open ones until the drain time is over; then end the application."""
         if not self._deployed:
+            return
+        if self._address is not None and self._owner.is_lost():
+            _log.warning("another `up` has deployed %s since: it stays", self._file.app_name)
+            self._deployed = False
             return
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # it regrets that the loop of the drain has ended
         try:
@@ -243,7 +250,18 @@ class Launcher:
             name=self._file.app_name,
             route_prefix=application.get("route_prefix", "/"),
         )
+        # where a version runs that another `up` has deployed, it stays if this one does not come up
+        self._deployed = self._address is None or self._file.app_name not in serve.status().applications
+        self._owner.take()
+        try:
+            self._run(target, progress)
+        except BaseException:
+            self._owner.give_back()
+            raise
         self._deployed = True
+
+    def _run(self, target: serve.RunTarget, progress: Progress) -> None:
+        """Deploy, and wait until it runs."""
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         wanted = self._file.app.replicas.start
         deadline = time.monotonic() + self._file.app.replicas.startup_timeout_s

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -60,6 +61,34 @@ def test_a_second_time_changes_nothing(tmp_path: Path, leaving: bool) -> None:
         assert with_answers(once, Pages(tmp_path)) == once
 
 
+class Without(BaseHTTPRequestHandler):
+    """Serve's own proxy when an application has ended, and our 404 of a path."""
+
+    def do_GET(self) -> None:
+        is_probe = self.path == "/-/healthz"
+        kind, body = ("text/plain", b"Path not found.") if self.path == "/v1/models" else ("application/json", b"{}")
+        self.send_response(200 if is_probe else 404)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        with suppress(ConnectionError):  # who only asks for the status does not wait for it
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_an_application_that_has_ended_is_not_a_404(tmp_path: Path) -> None:
+    """For as long as Serve's own proxy answers, while a service drains."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Without) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        front = Front(tmp_path, ["/"], http_ingress=http.server_port)
+        with front.running():
+            ended, unknown = front.get("/v1/models"), front.get("/x")
+        http.shutdown()
+    assert (ended.status_code, ended.headers["retry-after"]) == (503, "1")
+    assert unknown.status_code == 404  # what is the application's own word
+
+
 class Elsewhere(BaseHTTPRequestHandler):
     """An ingress of another node, which is ready. Says what id it was sent."""
 
@@ -73,7 +102,7 @@ class Elsewhere(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def ready_elsewhere() -> Iterator[dict[str, int]]:
+def ready_elsewhere() -> Iterator[dict[str, Any]]:
     """Its ports: an HTTP and a gRPC server that answer every probe with yes."""
     server = grpc.server(ThreadPoolExecutor(2))
     add_HealthServicer_to_server(HealthServicer(), server)
