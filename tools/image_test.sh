@@ -165,7 +165,8 @@ for number in 1 2 3 4 5 6; do
 done
 for number in 1 2 3 4 5 6; do until [[ -s $work/stream$number ]]; do kill -0 "${streams[$number]}"; sleep 0.1; done; done
 say "four streams run, and two through the worker that leaves"
-kill -TERM "$(<"/proc/${pids[worker]}/task/${pids[worker]}/children")"
+read -ra children <"/proc/${pids[worker]}/task/${pids[worker]}/children" || true # its only one, or with a shell that has ended
+kill -TERM "${children[@]}"
 asked=0 deadline=$((SECONDS + patience_s))
 while kill -0 "${pids[worker]}" 2>/dev/null; do
     ((SECONDS < deadline)) || { echo "the first worker does not end" >&2; exit 1; }
