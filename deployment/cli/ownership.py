@@ -6,13 +6,10 @@ ended must not take away what another has deployed since.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from contextlib import suppress
 
 from deployment.scaling_board import Store
-
-_log = logging.getLogger(__name__)
 
 
 class Ownership:
